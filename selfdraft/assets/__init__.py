@@ -1,0 +1,1 @@
+"""Files that ship inside the package: the reference checkpoint."""

@@ -1,0 +1,94 @@
+"""Which processor, BLAS and dtype a model runs with. Imports MLX only where it must already be loaded.
+
+The CPU wheel of mlx links reference BLAS. A BLAS opened with global symbol visibility BEFORE the first
+`import mlx.core` takes its place: OpenBLAS is several times faster in fp32 (docs/log.md has the figures).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.util
+import platform
+import sys
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+__all__ = ["Blas", "Dtype", "active_blas", "choose_blas", "choose_dtype"]
+
+Blas = Literal["auto", "openblas", "reference"]
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
+
+_state: dict[str, str] = {}
+
+
+def choose_blas(wanted: Blas) -> str:
+    """Open OpenBLAS for MLX's CPU back end where that helps. Call before MLX is imported.
+
+    The choice holds for the process: once MLX is loaded it cannot change.
+
+    Returns:
+        "openblas", "reference", or "system" where MLX brings its own (macOS, CUDA builds).
+
+    Raises:
+        SelfdraftError: OpenBLAS was asked for by name and is not installed.
+    """
+    from .errors import SelfdraftError
+
+    if "blas" not in _state and "mlx.core" not in sys.modules:
+        _state["blas"] = _open(wanted)
+    elif "blas" not in _state:
+        _state["blas"] = "reference" if _cpu_wheel() else "system"
+    if wanted == "openblas" and _state["blas"] != "openblas":
+        raise SelfdraftError(
+            "blas=openblas was asked for, but OpenBLAS is not in use: install it "
+            "(Debian: apt install libopenblas0-pthread) and start a new process"
+        )
+    return _state["blas"]
+
+
+def active_blas() -> str:
+    """What `choose_blas` settled on, or what MLX links when it was never called."""
+    return _state.get("blas", "reference" if _cpu_wheel() else "system")
+
+
+def _cpu_wheel() -> bool:
+    """The Linux wheel without a GPU; on macOS MLX uses Accelerate, and with CUDA the host BLAS hardly matters."""
+    return platform.system() == "Linux" and importlib.util.find_spec("mlx") is not None and not _cuda_wheel()
+
+
+def _cuda_wheel() -> bool:
+    from importlib.metadata import distributions
+
+    return any((dist.metadata["Name"] or "").lower().startswith("mlx-cuda") for dist in distributions())
+
+
+def _open(wanted: Blas) -> str:
+    if not _cpu_wheel():
+        return "system"
+    if wanted == "reference":
+        return "reference"
+    for name in ("libopenblas.so.0", ctypes.util.find_library("openblas")):
+        try:
+            if name:
+                ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+                return "openblas"
+        except OSError:
+            continue
+    return "reference"
+
+
+def choose_dtype(wanted: Dtype, *, quantised: bool) -> mx.Dtype | None:
+    """The dtype dense weights are held in; None keeps what the checkpoint stores.
+
+    On a CPU with OpenBLAS fp32 is faster than bf16, with reference BLAS bf16 is (docs/log.md has the figures).
+    """
+    import mlx.core as mx
+
+    if wanted != "auto":
+        dtype: mx.Dtype = getattr(mx, wanted)
+        return dtype
+    on_cpu = mx.default_device() == mx.cpu
+    return mx.float32 if on_cpu and not quantised and active_blas() == "openblas" else None

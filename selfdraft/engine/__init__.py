@@ -1,0 +1,11 @@
+"""The cycle. Token ids in, token ids out: knows nothing of text, HTTP or files.
+
+`Engine` advances any number of rows; a single request is a batch of one row.
+"""
+
+from .accept import RULES
+from .engine import Engine
+from .profile import ProfiledCycle
+from .row import Request, Row, TokenScores
+
+__all__ = ["RULES", "Engine", "ProfiledCycle", "Request", "Row", "TokenScores"]

@@ -1,0 +1,332 @@
+"""One cycle over a batch of rows: draft, verify, accept, commit.
+
+The first three stages only build a graph; `accept` evaluates it and reads the outcome, which is the one time a cycle
+waits for the device. The trunk runs once, in `verify`; nothing here can run it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import NonFiniteLogits
+from ..models.base import Model
+from ..state import Captured
+from . import noise
+from .accept import RejectionRule, at, coupled, rejection
+from .row import Pending, Row, TokenScores
+from .sampling import Chain
+
+__all__ = ["Batch", "Cycle", "Drafts", "Outcome", "Verified"]
+
+# A row that decodes at depth 0 for now lets the pairs its head has not seen pile up to this many.
+HISTORY_BACKLOG = 64
+
+
+class Batch:
+    """Rows of one cycle, their depths, and the noise and filters they sample with."""
+
+    def __init__(self, rows: Sequence[Row], depths: Sequence[int], chain: Chain, vocab_size: int) -> None:
+        self.rows = list(rows)
+        self.states = [row.state for row in rows]
+        self.depths = list(depths)
+        self.depth = max(depths)
+        self.chain = chain
+        self.emitted = [len(row.emitted) for row in rows]
+        self.histories = [row.history for row in rows]
+        self.noise = self._noise(vocab_size)
+
+    def _noise(self, vocab_size: int) -> mx.array | None:
+        """Gumbel noise [B, K+1, V], 0 for greedy rows; None when all are greedy."""
+        if all(self.chain.greedy):
+            return None
+        streams, counters = [row.stream for row in self.rows], [row.counter for row in self.rows]
+        drawn = noise.gumbel(streams, counters, self.depth + 1, vocab_size)
+        if any(self.chain.greedy):
+            drawn = mx.where(mx.array(self.chain.greedy)[:, None, None], 0, drawn)
+        return drawn
+
+    def choose(self, z: mx.array, position: int | None = None) -> mx.array:
+        """Draw from softmax(z): argmax(z + noise). z is [B, V] at one position, or [B, K+1, V] at all."""
+        if self.noise is not None:
+            z = z + (self.noise if position is None else self.noise[:, position])
+        return mx.argmax(z, axis=-1)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What the head proposed. tokens [B, K]; z the filtered logits [B, K, V] they were drawn from; finite [B, K]."""
+
+    tokens: mx.array
+    z: mx.array | None
+    finite: mx.array | None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The trunk's pass over [last, d_1..d_K]: hidden [B, K+1, H], raw logits [B, K+1, V], what it captured."""
+
+    hidden: mx.array
+    logits: mx.array
+    captured: Captured
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Read by the host. accepted: drafts that stay; tokens: these and the one after; per row."""
+
+    accepted: list[int]
+    tokens: list[list[int]]
+    finite: list[list[bool]]
+    scores: list[list[TokenScores]] | None
+
+
+class Cycle:
+    """The stages of a cycle for one model.
+
+    Attributes:
+        synchronisations: how often the host waited for the device.
+    """
+
+    def __init__(self, model: Model, rule: RejectionRule) -> None:
+        self._model = model
+        self._rule = rule
+        self._chain_key: tuple[int, ...] = ()
+        self._chain: Chain | None = None
+        self.synchronisations = 0
+
+    def run(self, rows: Sequence[Row], depths: Sequence[int]) -> None:
+        """Advance rows by one cycle; depths[i] drafts for row i."""
+        batch = self.batch(rows, depths)
+        drafts = self.draft(batch)
+        verified = self.verify(batch, drafts)
+        outcome = self.accept(batch, drafts, verified)
+        self.commit(batch, verified, outcome)
+
+    def batch(self, rows: Sequence[Row], depths: Sequence[int]) -> Batch:
+        """Put rows together; the chain is built again only when the rows changed."""
+        key = tuple(id(row) for row in rows)
+        if self._chain is None or key != self._chain_key:
+            stops = [row.stop_ids for row in rows]
+            self._chain = Chain([row.params for row in rows], stops, self._model.vocab_size)
+            self._chain_key = key
+        return Batch(rows, depths, self._chain, self._model.vocab_size)
+
+    def draft(self, batch: Batch) -> Drafts:
+        """K drafts a row, each seeing the one before it; rows of depth 0 are left out."""
+        drafting = [index for index, depth in enumerate(batch.depths) if depth > 0]
+        self._catch_up(batch)
+        if not drafting:
+            return Drafts(mx.zeros((len(batch.rows), 0), dtype=mx.uint32), None, None)
+        rows = [batch.rows[index] for index in drafting]
+        states = [row.state for row in rows]
+        hidden = self.commit_history(rows)
+        spread = _spread(drafting, len(batch.rows))
+
+        tokens, filtered, finite = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
+        for step in range(batch.depth):
+            logits = self._model.logits(hidden)[spread]
+            z = batch.chain(logits, batch.emitted, batch.histories, tokens)[:, 0]
+            drafted = batch.choose(z, step)[:, None]
+            tokens = mx.concatenate([tokens, drafted], axis=1)
+            filtered.append(z)
+            finite.append(_finite(logits)[:, 0])
+            if step + 1 < batch.depth:
+                # Drafted entries go behind the committed ones; the next commit_history overwrites them.
+                offsets = [state.head_length + step for state in states]
+                hidden = self._model.draft(drafted[mx.array(drafting)], hidden, states, offsets)
+        return Drafts(tokens, mx.stack(filtered, axis=1), mx.stack(finite, axis=1))
+
+    def commit_history(self, rows: Sequence[Row]) -> mx.array:
+        """Give the head the true pairs of what was emitted since it last ran, in one wide pass.
+
+        Returns:
+            The head's output at each row's newest pair, [B, 1, H]: the first draft comes from it.
+        """
+        pending = [row.pending for row in rows]
+        assert all(pending)
+        counts = [len(pairs.tokens) for pairs in pending if pairs]
+        width = max(counts)
+        tokens = mx.array([[*pairs.tokens, *[0] * (width - len(pairs.tokens))] for pairs in pending if pairs])
+        hidden = mx.stack([mx.pad(pairs.hidden, [(0, width - len(pairs.tokens)), (0, 0)]) for pairs in pending if pairs])
+        states = [row.state for row in rows]
+        out = self._model.draft(tokens, hidden, states, [state.head_length for state in states])
+        for row, count in zip(rows, counts, strict=True):
+            row.state.head_length += count
+            row.pending = None
+        return at(out, mx.array(counts) - 1)[:, None]
+
+    def verify(self, batch: Batch, drafts: Drafts) -> Verified:
+        """One trunk forward on the last token and the drafts."""
+        last = mx.array([[row.last] for row in batch.rows], dtype=mx.uint32)
+        tokens = mx.concatenate([last, drafts.tokens], axis=1)
+        hidden, captured = self._model.forward(tokens, batch.states, keep_steps=True)
+        for row in batch.rows:
+            row.statistics.trunk_forwards += 1
+        return Verified(hidden, self._model.logits(hidden), captured)
+
+    def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Outcome:
+        """Keep what exact acceptance keeps, and read it: the cycle's one synchronisation."""
+        z = batch.chain(verified.logits, batch.emitted, batch.histories, drafts.tokens)
+        accepted, following = self._decide(batch, drafts, z)
+        positions = mx.arange(batch.depth + 1)
+        padded = mx.pad(drafts.tokens, [(0, 0), (0, 1)])
+        tokens = mx.where(positions < accepted[:, None], padded, following[:, None])
+        finite = _finite(verified.logits)
+        if drafts.finite is not None:
+            finite = finite & mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
+        scores = raw_scores(verified.logits, tokens, batch.rows)
+        self._synchronise(accepted, tokens, finite, *scores)
+        return Outcome(
+            accepted=accepted.tolist(),  # type: ignore[arg-type]
+            tokens=tokens.tolist(),  # type: ignore[arg-type]
+            finite=finite.tolist(),  # type: ignore[arg-type]
+            scores=read_scores(tokens, scores),
+        )
+
+    def commit(self, batch: Batch, verified: Verified, outcome: Outcome) -> None:
+        """Move lengths and states to what was emitted, and end the rows that are through."""
+        kept_counts = []
+        for index, row in enumerate(batch.rows):
+            accepted, depth = outcome.accepted[index], batch.depths[index]
+            row.draws += batch.depth + 1
+            row.statistics.cycles += 1
+            if not all(outcome.finite[index][: min(accepted, depth) + 1]):
+                row.error = NonFiniteLogits(
+                    f"the model produced NaN or infinite logits after {len(row.emitted)} tokens; "
+                    "try another dtype (SELFDRAFT_DTYPE=float32) or fetch the checkpoint again"
+                )
+                kept_counts.append(0)
+                continue
+            kept = emit(row, outcome.tokens[index][: accepted + 1])
+            self._count(row, depth, accepted, len(kept))
+            kept_counts.append(len(kept))
+            if row.drafts and not row.done:
+                self._remember(row, verified.hidden[index, : len(kept)], kept)
+            if outcome.scores and row.params.logprobs is not None:
+                row.scores += outcome.scores[index][: len(kept)]
+        verified.captured.commit(batch.states, kept_counts)
+
+    def _catch_up(self, batch: Batch) -> None:
+        """Commit the history of rows that decode at depth 0 and have a long backlog."""
+        resting = [
+            row
+            for row, depth in zip(batch.rows, batch.depths, strict=True)
+            if depth == 0 and row.pending and len(row.pending.tokens) >= HISTORY_BACKLOG
+        ]
+        if resting:
+            self.commit_history(resting)
+
+    def _decide(self, batch: Batch, drafts: Drafts, z: mx.array) -> tuple[mx.array, mx.array]:
+        """Accepted counts [B] and following tokens [B], each row by its rule."""
+        depths = mx.array(batch.depths)
+        is_coupled = [row.coupled for row in batch.rows]
+        by_choice = coupled(batch.choose(z), drafts.tokens, depths) if any(is_coupled) else None
+        by_ratio = None
+        if not all(is_coupled):
+            assert batch.noise is not None
+            streams, counters = [row.stream for row in batch.rows], [row.counter for row in batch.rows]
+            uniforms = noise.uniform(streams, counters, batch.depth)
+            p = mx.softmax(z, axis=-1)
+            q = p[:, :0] if drafts.z is None else mx.softmax(drafts.z, axis=-1)
+            # Noise of position K: no draft was drawn with it.
+            by_ratio = rejection(self._rule, p, q, drafts.tokens, depths, uniforms, batch.noise[:, -1])
+        if by_choice is None or by_ratio is None:
+            decided = by_choice or by_ratio
+            assert decided is not None
+            return decided
+        chosen = mx.array(is_coupled)
+        return mx.where(chosen, by_choice[0], by_ratio[0]), mx.where(chosen, by_choice[1], by_ratio[1])
+
+    def _count(self, row: Row, depth: int, accepted: int, kept: int) -> None:
+        """Statistics of a cycle of which `kept` tokens were emitted."""
+        # Drafts behind an accepted stop were never up for a decision.
+        tried, stayed = (kept, kept) if kept <= accepted else (min(accepted + 1, depth), accepted)
+        row.statistics.count_drafts(tried, stayed)
+        row.policy.observe(tried, stayed)
+        row.statistics.emitted["draft"] += stayed
+        if kept > accepted:
+            kind = "plain" if depth == 0 else "bonus" if accepted == depth else "correction"
+            row.statistics.emitted[kind] += 1
+
+    def _remember(self, row: Row, hidden: mx.array, tokens: list[int]) -> None:
+        """Keep true pairs for the head's next wide pass."""
+        if row.pending is None:
+            row.pending = Pending(hidden, tokens)
+        else:
+            row.pending.extend(hidden, tokens)
+
+    def _synchronise(self, *arrays: mx.array) -> None:
+        self.synchronisations += 1
+        mx.eval(*arrays)
+
+
+def emit(row: Row, tokens: list[int]) -> list[int]:
+    """Add tokens to a row up to its stop or its limit, and end it there.
+
+    Returns:
+        The tokens that were emitted: a stop wins over whatever was accepted behind it.
+    """
+    kept = tokens
+    for index, token in enumerate(tokens):
+        if token in row.stop_ids:
+            kept = tokens[: index + 1]
+            row.finish_reason = "stop"
+            break
+    if row.request.text_stop and (count := row.request.text_stop(kept)) is not None:
+        kept = kept[:count]
+        row.finish_reason = "stop"
+    row.emitted += kept
+    if row.history is not None:
+        row.history.emit(kept)
+    if row.finish_reason is None and row.remaining <= 0:
+        row.finish_reason = "length"
+    return kept
+
+
+def raw_scores(logits: mx.array, tokens: mx.array, rows: Sequence[Row]) -> tuple[mx.array, ...]:
+    """Raw log-probabilities of tokens [B, P] under logits [B, P, V], and the most likely ones; () if nobody asks."""
+    wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
+    if not wanted:
+        return ()
+    raw = logits.astype(mx.float32)
+    logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
+    chosen = mx.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
+    count = max(wanted)
+    if count == 0:
+        return (chosen,)
+    best = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[..., :count]
+    values = mx.take_along_axis(logprobs, best, axis=-1)
+    order = mx.argsort(-values, axis=-1)
+    return chosen, mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
+
+
+def read_scores(tokens: mx.array, scores: tuple[mx.array, ...]) -> list[list[TokenScores]] | None:
+    """Evaluated tokens [B, P] and their `raw_scores` as objects, [B][P]."""
+    if not scores:
+        return None
+    names: Any = tokens.tolist()
+    chosen: Any = scores[0].tolist()
+    ids: Any = scores[1].tolist() if len(scores) > 1 else None
+    values: Any = scores[2].tolist() if len(scores) > 2 else None
+    return [
+        [
+            TokenScores(names[b][i], logprob, list(zip(ids[b][i], values[b][i], strict=True)) if ids else [])
+            for i, logprob in enumerate(row)
+        ]
+        for b, row in enumerate(chosen)
+    ]
+
+
+def _finite(logits: mx.array) -> mx.array:
+    """Whether all logits of a position are finite: [B, P, V] -> [B, P]."""
+    return mx.isfinite(logits).all(axis=-1)
+
+
+def _spread(drafting: list[int], rows: int) -> mx.array:
+    """Index that lays the drafting rows out over the whole batch; others repeat a row and are ignored."""
+    place = {row: position for position, row in enumerate(drafting)}
+    return mx.array([place.get(row, 0) for row in range(rows)])

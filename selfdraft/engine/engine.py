@@ -1,0 +1,142 @@
+"""The engine loop: rows join, advance together, and leave at cycle boundaries."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from ..models.base import Model
+from ..params import SamplingParams
+from . import noise
+from .accept import BLOCK, RejectionRule
+from .cycle import Cycle
+from .depth import AdaptiveDepth, CostModel, DepthPolicy, FixedDepth
+from .prefill import Prefill
+from .row import Request, Row, validate
+from .sampling import History
+
+__all__ = ["Engine"]
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Decodes any number of rows with one model. Not thread-safe: one thread calls it.
+
+    Args:
+        model: trunk and head.
+        rule: rejection rule for rows that are neither greedy nor seeded.
+        prefill_chunk: prompt tokens of one forward.
+        cycle: the stages to use; a `ProfiledCycle` times them.
+    """
+
+    def __init__(
+        self, model: Model, *, rule: RejectionRule = BLOCK, prefill_chunk: int = 4096, cycle: Cycle | None = None
+    ) -> None:
+        self.model = model
+        self.cycle = cycle or Cycle(model, rule)
+        self.costs = CostModel()
+        self._prefill = Prefill(model, self.cycle, prefill_chunk)
+        self._joining: deque[Row] = deque()
+        self._running: list[Row] = []
+        self._prefill_is_next = True
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows that are not done, in order of arrival."""
+        return [*self._running, *self._joining]
+
+    def check(self, request: Request) -> SamplingParams:
+        """The parameters a request would run with.
+
+        Raises:
+            InvalidRequest: it does not fit the model (see `row.validate`).
+        """
+        model = self.model
+        return validate(
+            request, vocab_size=model.vocab_size, context_length=model.context_length, max_depth=model.max_depth
+        )
+
+    def add(self, request: Request) -> Row:
+        """Accept a request; its prompt is forwarded by the next calls of `step`. Raises what `check` raises."""
+        model = self.model
+        params = self.check(request)
+        penalised = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        policy: DepthPolicy
+        if params.depth == "auto" and model.max_depth:
+            policy = AdaptiveDepth(model.max_depth, self.costs)
+        else:
+            policy = FixedDepth(0 if params.depth == "auto" else params.depth)
+        row = Row(
+            request=request,
+            params=params,
+            state=model.new_state(),
+            policy=policy,
+            stream=noise.stream(params.seed, request.choice),
+            history=History(request.prompt, model.vocab_size) if penalised else None,
+            drafts=model.max_depth > 0 and params.depth != 0,
+        )
+        self._joining.append(row)
+        return row
+
+    def cancel(self, row: Row) -> None:
+        """End a row now. What it emitted stays; the other rows go on."""
+        if not row.done:
+            row.finish_reason = "cancelled"
+        self._sweep()
+
+    def step(self) -> list[Row]:
+        """One prefill chunk of the first row that is joining, or one cycle of all that run; in turn if there are both.
+
+        Returns:
+            The rows that emitted or ended. A row with `error` set broke down.
+        """
+        advanced: list[Row] = []
+        if self._joining and (self._prefill_is_next or not self._running):
+            self._prefill_is_next = False
+            row = self._joining[0]
+            if self._prefill.advance(row):
+                self._running.append(self._joining.popleft())
+                advanced = [row]
+        elif self._running:
+            self._prefill_is_next = True
+            advanced = list(self._running)
+            self._cycle(advanced)
+        self._sweep()
+        return advanced
+
+    def run(self, row: Row) -> Iterator[list[int]]:
+        """Step until `row` is done, yielding what it emitted since the last yield; nothing after a prefill chunk.
+
+        Several rows may be run side by side: whoever steps advances them all.
+
+        Raises:
+            NonFiniteLogits: the model broke down on this row.
+        """
+        seen = 0
+        while seen < len(row.emitted) or not row.done:
+            if seen == len(row.emitted):
+                self.step()
+            yield row.emitted[seen:]
+            seen = len(row.emitted)
+        if row.error is not None:
+            raise row.error
+
+    def _cycle(self, rows: list[Row]) -> None:
+        depths = [max(min(row.policy.choose(len(rows)), row.remaining - 1), 0) for row in rows]
+        begin = time.perf_counter()
+        self.cycle.run(rows, depths)
+        seconds = time.perf_counter() - begin
+        self.costs.observe(len(rows), max(depths), seconds)
+        for row in rows:
+            row.statistics.decode_seconds += seconds
+
+    def _sweep(self) -> None:
+        """Let rows that are done leave, each with a line in the log."""
+        for row in self.rows:
+            if row.done:
+                log.info("row done: %s", row.describe())
+        self._running = [row for row in self._running if not row.done]
+        self._joining = deque(row for row in self._joining if not row.done)

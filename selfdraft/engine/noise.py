@@ -1,0 +1,51 @@
+"""Random numbers by address: every draw has a key made of who asks and where.
+
+A row has a 64-bit stream key. Gumbel noise at a counter is a function of (stream, counter, token id), so a seeded row,
+whose stream is made of (seed, choice) and whose counter is the emitted index, sees the same noise at a position
+whatever was drafted before. Rejection sampling must never see a number twice, so an unseeded row's counters only go up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+__all__ = ["Stream", "gumbel", "stream", "uniform"]
+
+Stream = tuple[int, int]
+
+_UNIFORM = 0x5BD1E995  # separates uniforms from Gumbel noise at the same counter
+
+
+def stream(seed: int | None, choice: int) -> Stream:
+    """The stream of a request: of (seed, choice), or a fresh one without a seed."""
+    if seed is None:
+        digest = os.urandom(8)
+    else:
+        digest = hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def gumbel(streams: Sequence[Stream], counters: Sequence[int], count: int, vocab_size: int) -> mx.array:
+    """Standard Gumbel noise [B, count, vocab_size]: row b's at counters[b], counters[b] + 1, ..."""
+    keys = _keys(streams, counters, count, 0)
+    flat = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
+    return flat.reshape(len(streams), count, vocab_size)
+
+
+def uniform(streams: Sequence[Stream], counters: Sequence[int], count: int) -> mx.array:
+    """Uniforms in [0, 1), [B, count], independent of the Gumbel noise."""
+    keys = _keys(streams, counters, 1, _UNIFORM)
+    return mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))(keys)
+
+
+def _keys(streams: Sequence[Stream], counters: Sequence[int], count: int, purpose: int) -> mx.array:
+    """Threefry keys [B * count, 2]."""
+    high = np.array([first ^ purpose for first, _ in streams], dtype=np.uint32)
+    start = np.array([second + counter & 0xFFFFFFFF for (_, second), counter in zip(streams, counters, strict=True)])
+    low = (start[:, None] + np.arange(count)).astype(np.uint32)
+    return mx.array(np.stack([np.broadcast_to(high[:, None], low.shape), low], axis=-1).reshape(-1, 2))

@@ -1,0 +1,170 @@
+"""A request and the row that decodes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from ..errors import ContextOverflow, InvalidRequest
+from ..params import SamplingParams
+from ..results import FinishReason
+from ..state import RowState
+from . import noise
+from .depth import DepthPolicy
+from .sampling import History
+from .statistics import RowStatistics
+
+__all__ = ["Pending", "Request", "Row", "TokenScores", "validate"]
+
+TextStop = Callable[[Sequence[int]], int | None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a row is asked to do.
+
+    Attributes:
+        prompt: token ids, at least one.
+        params: resolved sampling parameters.
+        stop_ids: end tokens of the model; `params.ignore_eos` switches them off.
+        choice: which of several answers to the same prompt this is; part of the noise key.
+        text_stop: called with newly emitted ids; returns how many of them belong to the answer when a stop string
+            completed inside them, else None. The row ends there.
+    """
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
+    choice: int = 0
+    text_stop: TextStop | None = None
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Raw log-probability of an emitted token, and the most likely (id, log-probability) pairs."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+@dataclass
+class Pending:
+    """Pairs (h_{i-1}, t_i) of emitted tokens that the head has not seen yet: hidden [n, H] and n tokens."""
+
+    hidden: mx.array
+    tokens: list[int]
+
+    def extend(self, hidden: mx.array, tokens: list[int]) -> None:
+        """Append newer pairs."""
+        self.hidden = mx.concatenate([self.hidden, hidden])
+        self.tokens = self.tokens + tokens
+
+
+@dataclass
+class Row:
+    """One sequence being decoded.
+
+    Between cycles: tokens t_0..t_L (`last` = t_L), `state` for t_0..t_{L-1}, and in `pending` the pairs up to
+    (h_{L-1}, t_L) that the head's history lacks.
+
+    Attributes:
+        emitted, scores: tokens so far, and their scores if the request asks for them.
+        drafts: whether its head's history is kept; a row fixed at depth 0 needs none.
+        draws: noise counters used up, for rows whose noise must never repeat.
+    """
+
+    request: Request
+    params: SamplingParams
+    state: RowState
+    policy: DepthPolicy
+    stream: noise.Stream
+    history: History | None
+    drafts: bool
+    emitted: list[int] = field(default_factory=list)
+    scores: list[TokenScores] = field(default_factory=list)
+    pending: Pending | None = None
+    statistics: RowStatistics = field(default_factory=RowStatistics)
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    draws: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether it left the engine."""
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens forwarded so far."""
+        return min(self.state.length, len(self.request.prompt))
+
+    @property
+    def last(self) -> int:
+        """The newest emitted token, not yet forwarded through the trunk."""
+        return self.emitted[-1]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still emit."""
+        assert self.params.max_tokens is not None
+        return self.params.max_tokens - len(self.emitted)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """End tokens that end this row."""
+        return frozenset() if self.params.ignore_eos else self.request.stop_ids
+
+    @property
+    def coupled(self) -> bool:
+        """Greedy and seeded rows use coupled acceptance, so that their text does not depend on depth."""
+        return self.params.temperature == 0 or self.params.seed is not None
+
+    @property
+    def counter(self) -> int:
+        """Where this row's noise for the next cycle starts (see noise.py)."""
+        return len(self.emitted) if self.coupled else self.draws
+
+    def describe(self) -> str:
+        """One line for the log."""
+        figures = self.statistics.timings()
+        acceptance = " ".join(f"{rate:.3f}" for rate in figures.acceptance_per_position) or "-"
+        kinds = " ".join(f"{kind}={count}" for kind, count in figures.emitted.items() if count)
+        return (
+            f"prompt_tokens={len(self.request.prompt)} emitted_tokens={len(self.emitted)} cycles={figures.cycles} "
+            f"tokens_per_cycle={figures.tokens_per_cycle:.2f} acceptance=[{acceptance}] {kinds} "
+            f"rope_position_of_last={self.state.length} tokens_per_second={figures.tokens_per_second:.1f} "
+            f"finish={self.finish_reason}"
+        )
+
+
+def validate(request: Request, *, vocab_size: int, context_length: int, max_depth: int) -> SamplingParams:
+    """Check a request against a model.
+
+    Returns:
+        Its parameters, `max_tokens` cut to what the context leaves.
+
+    Raises:
+        ContextOverflow: the prompt leaves no room for a token.
+        InvalidRequest: an empty prompt, a token or biased id outside the vocabulary, a depth the head does not allow.
+    """
+    params, prompt = request.params, request.prompt
+    if len(prompt) == 0:
+        raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
+    if outside := [token for token in prompt if not 0 <= token < vocab_size]:
+        raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary of {vocab_size}", param="prompt")
+    if outside := [token for token in params.logit_bias or {} if token >= vocab_size]:
+        raise InvalidRequest(f"logit_bias: token id {outside[0]} is outside the vocabulary of {vocab_size}", param="logit_bias")
+    room = context_length - len(prompt)
+    if room < 1:
+        raise ContextOverflow(
+            f"the prompt has {len(prompt)} tokens and the context holds {context_length}: shorten it by {1 - room}",
+            param="prompt",
+        )
+    if params.depth != "auto" and params.depth > max_depth:
+        allowed = f"0..{max_depth}" if max_depth else "0 only: no usable MTP head"
+        raise InvalidRequest(f"depth {params.depth} is not possible here; allowed: {allowed}, or auto", param="depth")
+    assert params.max_tokens is not None
+    return params.with_max_tokens(min(params.max_tokens, room))

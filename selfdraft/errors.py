@@ -1,0 +1,48 @@
+"""The error tree. Every message says what was wrong, with the value, and what to do.
+
+    SelfdraftError
+    ├── InvalidRequest      the caller's input: a parameter, a prompt, a message list
+    │   └── ContextOverflow prompt longer than the model's context
+    ├── CheckpointError     a model folder or file that cannot be used
+    │   └── ModelNotFound   nothing under that name, here or on the Hub
+    └── NonFiniteLogits     the model produced NaN or infinity while decoding
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ContextOverflow",
+    "InvalidRequest",
+    "ModelNotFound",
+    "NonFiniteLogits",
+    "SelfdraftError",
+]
+
+
+class SelfdraftError(Exception):
+    """Base of every error this package raises on purpose."""
+
+
+class InvalidRequest(SelfdraftError):
+    """Bad input. `param` names the parameter at fault, where there is one."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class ContextOverflow(InvalidRequest):
+    """The prompt does not fit the model's context."""
+
+
+class CheckpointError(SelfdraftError):
+    """A model folder or file that cannot be used as it is."""
+
+
+class ModelNotFound(CheckpointError):
+    """Nothing answers to that model name."""
+
+
+class NonFiniteLogits(SelfdraftError):
+    """The model produced NaN or infinite logits; decoding stops instead of emitting noise."""

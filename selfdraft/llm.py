@@ -1,0 +1,245 @@
+"""The facade: a loaded model that takes prompts and gives text. Puts text and engine together; decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from .device import active_blas, choose_dtype
+from .engine import RULES, Engine, ProfiledCycle, Request, Row, TokenScores
+from .errors import InvalidRequest
+from .models.checkpoint import Checkpoint, classify
+from .models.loader import LoadedModel, build_model
+from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
+from .models.source import find_model
+from .params import SamplingParams
+from .results import Generation, Piece, TokenLogprob, Usage
+from .settings import Settings
+from .text import ChatTemplate, RowText, Tokenizer
+
+__all__ = ["LLM", "Prompt"]
+
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+Progress = Callable[[int, int], None]
+
+
+class LLM:
+    """A model in memory. Use `selfdraft.load` to make one.
+
+    One thread at a time. Streams may be interleaved: all rows advance together, whichever is read.
+
+    Attributes:
+        name: what it was loaded as.
+        checkpoint: what its folder holds.
+        defaults: sampling defaults of its generation_config.json.
+        notes: lines a user should read, such as why it decodes without a head.
+        max_depth: deepest draft; 0 means plain decoding only.
+        context_length: most tokens of prompt and answer together.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        checkpoint: Checkpoint,
+        loaded: LoadedModel,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        engine: Engine,
+        notes: list[str],
+    ) -> None:
+        self.name = name
+        self.checkpoint = checkpoint
+        self.loaded = loaded
+        self.tokenizer = tokenizer
+        self.template = template
+        self.engine = engine
+        self.notes = notes
+        self.defaults = SamplingParams.defaults_from_generation_config(checkpoint.generation_config)
+        self.max_depth = loaded.model.max_depth
+        self.context_length = loaded.model.context_length
+
+    @classmethod
+    def open(
+        cls, name: str, settings: Settings, *, profile: bool = False, progress: Progress | None = None
+    ) -> LLM:
+        """Load a model; see `selfdraft.load`."""
+        folder = find_model(name)
+        checkpoint = classify(folder)
+        tokenizer = Tokenizer.from_folder(folder)
+        dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised)
+        loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
+        notes = list(checkpoint.notes)
+        if reason:
+            notes.append(f"plain decoding: {reason}")
+        rule = RULES[settings.acceptance]
+        cycle = ProfiledCycle(loaded.model, rule) if profile else None
+        engine = Engine(loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, cycle=cycle)
+        return cls(name, checkpoint, loaded, tokenizer, ChatTemplate.from_folder(folder), engine, notes)
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        enable_thinking: bool = False,
+        on_prefill: Progress | None = None,
+    ) -> Generation:
+        """Answer a prompt.
+
+        Args:
+            prompt: a string is one user message; a list of dicts a conversation; a list of ints raw tokens.
+            params: what is asked for; fields at None take the checkpoint's defaults.
+            raw: take a string as it is, without the chat template.
+            enable_thinking: let a template that knows thinking open with it.
+            on_prefill: called with (prompt tokens forwarded, prompt tokens).
+
+        Raises:
+            InvalidRequest: a bad parameter, an empty prompt, a depth the head does not allow.
+            ContextOverflow: the prompt does not fit.
+            NonFiniteLogits: the model broke down.
+        """
+        result = None
+        for piece in self.stream(prompt, params, raw=raw, enable_thinking=enable_thinking, on_prefill=on_prefill):
+            result = piece.result
+        assert result is not None
+        return result
+
+    def generate_many(
+        self, prompts: Sequence[Prompt], params: SamplingParams | None = None, *, raw: bool = False
+    ) -> list[Generation]:
+        """Answer several prompts side by side, each a row of the same batch."""
+        streams = [self.stream(prompt, params, raw=raw) for prompt in prompts]
+        results: list[Generation | None] = [None] * len(streams)
+        running = dict(enumerate(streams))
+        while running:
+            for index, stream in list(running.items()):
+                piece = next(stream)
+                if piece.result is not None:
+                    results[index] = piece.result
+                    del running[index]
+        return [result for result in results if result is not None]
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        enable_thinking: bool = False,
+        on_prefill: Progress | None = None,
+    ) -> Iterator[Piece]:
+        """Answer a prompt piece by piece; see `generate`. The last piece carries the finished generation.
+
+        Bad input is refused here, before the first piece is asked for. Closing the iterator ends the row.
+        """
+        params = (params or SamplingParams()).resolved(self.defaults)
+        text = RowText(self.tokenizer, params.stop, params.min_tokens)
+        request = Request(
+            prompt=self.tokens(prompt, raw=raw, enable_thinking=enable_thinking),
+            params=params,
+            stop_ids=self.tokenizer.eos_ids,
+            text_stop=text.push,
+        )
+        self.engine.check(request)
+        return self._pieces(request, text, on_prefill)
+
+    def tokens(self, prompt: Prompt, *, raw: bool = False, enable_thinking: bool = False) -> list[int]:
+        """The ids a prompt is decoded from.
+
+        Raises:
+            InvalidRequest: a prompt of no known kind, an invalid conversation, no chat template to render it with.
+        """
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidRequest("the prompt is empty; write something", param="prompt")
+            if raw:
+                return self.tokenizer.encode(prompt, special=True)
+            prompt = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, Sequence) or not prompt:
+            raise InvalidRequest(
+                f"a prompt is a string, a list of messages or a list of token ids, not {prompt!r}", param="prompt"
+            )
+        if all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
+            return [token for token in prompt if isinstance(token, int)]
+        if self.template is None:
+            raise InvalidRequest("this checkpoint has no chat template; use raw=True (--raw)", param="prompt")
+        messages = [message for message in prompt if isinstance(message, Mapping)]
+        if len(messages) != len(prompt):
+            raise InvalidRequest("a prompt is either all messages (dicts) or all token ids (ints)", param="prompt")
+        return self.tokenizer.encode(self.template.render(messages, enable_thinking=enable_thinking), special=True)
+
+    def describe(self) -> dict[str, Any]:
+        """What runs: device, dtype, BLAS, depth limit."""
+        return {
+            "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
+            "blas": active_blas(),
+            "dtype": str(self.loaded.dtype).removeprefix("mlx.core."),
+            "quantisation": self.loaded.quantisation,
+            "weights_bytes": self.loaded.nbytes,
+            "max_depth": self.max_depth,
+            "context_length": self.context_length,
+            "notes": list(self.notes),
+        }
+
+    def profile_report(self) -> str | None:
+        """Where the time of all cycles so far went; None unless loaded with profile=True."""
+        cycle = self.engine.cycle
+        return cycle.report() if isinstance(cycle, ProfiledCycle) else None
+
+    def _pieces(self, request: Request, text: RowText, on_prefill: Progress | None) -> Iterator[Piece]:
+        row = self.engine.add(request)
+        try:
+            scored = 0
+            for tokens in self.engine.run(row):
+                if on_prefill and not row.emitted:
+                    on_prefill(row.prefilled, len(request.prompt))
+                if tokens:
+                    scores = self._logprobs(row.scores[scored:]) if row.scores else None
+                    scored = len(row.scores)
+                    yield Piece(text.take(), tokens, scores)
+                else:
+                    yield Piece("")
+            yield Piece(text.finish(), result=self._generation(row, text))
+        finally:
+            self.engine.cancel(row)
+
+    def _generation(self, row: Row, text: RowText) -> Generation:
+        assert row.finish_reason is not None
+        return Generation(
+            text=text.text,
+            token_ids=list(row.emitted),
+            # A stop string may only show once the last character is complete.
+            finish_reason="stop" if text.stop is not None else row.finish_reason,
+            usage=Usage(len(row.request.prompt), len(row.emitted)),
+            timings=row.statistics.timings(),
+            logprobs=self._logprobs(row.scores) if row.params.logprobs is not None else None,
+        )
+
+    def _logprobs(self, scores: Sequence[TokenScores]) -> list[TokenLogprob]:
+        name = self.tokenizer.token_text
+        return [
+            TokenLogprob(score.token, name(score.token), score.logprob, [(id, name(id), value) for id, value in score.top])
+            for score in scores
+        ]
+
+
+def _with_head_if_sound(
+    checkpoint: Checkpoint, tokenizer: Tokenizer, dtype: mx.Dtype | None, progress: Progress | None
+) -> tuple[LoadedModel, str]:
+    """The model with its head; or without, and why."""
+    if checkpoint.head.reason:
+        return build_model(checkpoint, with_head=False, dtype=dtype, progress=progress), checkpoint.head.reason
+    loaded = build_model(checkpoint, with_head=True, dtype=dtype, progress=progress)
+    if checkpoint.head.source == "embedded":
+        return loaded, ""
+    acceptance = probe_acceptance(loaded.model, tokenizer.encode(PROBE_TEXT, special=False))
+    if acceptance >= LEAST_ACCEPTANCE:
+        return loaded, ""
+    reason = (
+        f"the separate head file drafts {acceptance:.0%} of the trunk's own tokens on fixed text, below "
+        f"{LEAST_ACCEPTANCE:.0%}: it was not trained with this trunk, or its norms are stored in another convention"
+    )
+    return build_model(checkpoint, with_head=False, dtype=dtype), reason

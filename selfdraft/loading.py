@@ -1,0 +1,40 @@
+"""`load`: from a model's name to an `LLM`. Chooses the BLAS before MLX comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .device import choose_blas
+from .settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from .llm import LLM
+
+__all__ = ["load"]
+
+
+def load(
+    model: str = "reference",
+    *,
+    settings: Settings | None = None,
+    profile: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> LLM:
+    """Load a model and its tokenizer.
+
+    Args:
+        model: "reference" (bundled), a local folder, or a Hugging Face id ("owner/name", "owner/name@revision").
+        settings: how the engine runs; by default from the environment (SELFDRAFT_*).
+        profile: time the stages of every cycle (slower; `llm.profile_report()` has the result).
+        progress: called with (bytes read, bytes in all) while weights are read.
+
+    Raises:
+        ModelNotFound: nothing by that name.
+        CheckpointError: the folder cannot be used, with what is wrong in it.
+    """
+    settings = settings or load_settings()
+    choose_blas(settings.blas)
+    from .llm import LLM  # MLX is imported here
+
+    return LLM.open(model, settings, profile=profile, progress=progress)

@@ -1,0 +1,116 @@
+"""What the engine asks of a model, and the registry of architectures."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from ..state import Captured, RowState
+
+__all__ = ["Architecture", "Model", "architecture", "model_types", "register"]
+
+
+class Model(Protocol):
+    """A trunk with, perhaps, its MTP head.
+
+    Attributes:
+        vocab_size: width of the logits.
+        context_length: most tokens of a row.
+        max_depth: deepest draft the head allows; 0 without a head.
+    """
+
+    vocab_size: int
+    context_length: int
+    max_depth: int
+
+    def new_state(self) -> RowState:
+        """State of a row that has seen nothing."""
+
+    def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
+        """Run the trunk on tokens [B, T], one row of state each, written behind row.length.
+
+        Lengths and recurrent states move only when the returned `Captured` is committed.
+
+        Args:
+            keep_steps: keep what is needed to commit any prefix (verify), or only all T tokens (prefill).
+
+        Returns:
+            Hidden [B, T, H] after the final norm, and what was captured.
+        """
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Output projection: [B, T, H] -> [B, T, V] in the model's dtype. Trunk and head share it."""
+
+    def draft(self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]) -> mx.array:
+        """Run the head on pairs (hidden, token), written to its history at `offsets`.
+
+        Args:
+            tokens: t_i, [B, W].
+            hidden: h_{i-1}, [B, W, H]: the trunk's after its final norm, or the head's own output when chaining.
+            offsets: entry, and rotary position, of each row's first pair.
+
+        Returns:
+            The head's normed output [B, W, H]; `logits` of it is the law of t_{i+1}.
+        """
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build one family of checkpoints.
+
+    Attributes:
+        model_types: `model_type` values, of the text part, that it serves.
+        build: text config, whether to build the head -> a module that implements `Model`.
+        canonical: checkpoint tensor name -> our parameter name, or None for a tensor that is no part of the
+            text model (a vision tower). Parameters of the head start with "mtp.".
+        norms: parameter name -> True for the norms that Hugging Face stores zero-centred.
+        convert: parameter name, tensor -> tensor in MLX layout.
+        required: parameters no such checkpoint can lack; the first is the embedding.
+    """
+
+    model_types: tuple[str, ...]
+    build: Callable[[Mapping[str, Any], bool], nn.Module]
+    canonical: Callable[[str], str | None]
+    norms: Callable[[str], bool]
+    convert: Callable[[str, mx.array], mx.array]
+    required: tuple[str, ...]
+
+    def head_parameters(self, text_config: Mapping[str, Any]) -> set[str]:
+        """Names of an unquantised head's parameters."""
+        module = self.build(text_config, True)
+        return {name for name, _ in tree_flatten(module.parameters()) if name.startswith("mtp.")}
+
+
+_REGISTRY: dict[str, Architecture] = {}
+
+
+def register(architecture: Architecture) -> None:
+    """Make an architecture known under its model types."""
+    for name in architecture.model_types:
+        _REGISTRY[name] = architecture
+
+
+def architecture(model_type: str) -> Architecture | None:
+    """The architecture that serves a `model_type`, or None."""
+    _import_all()
+    return _REGISTRY.get(model_type)
+
+
+def model_types() -> Iterable[str]:
+    """All `model_type` values served."""
+    _import_all()
+    return sorted(_REGISTRY)
+
+
+def _import_all() -> None:
+    """Import every module of this package once: each registers what it implements."""
+    package = importlib.import_module(__package__ or "")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")

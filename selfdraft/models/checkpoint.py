@@ -1,0 +1,263 @@
+"""What a model folder holds. The one classifier: load, inspect and every later tool go by it.
+
+Weights are mapped, not read: names, shapes and dtypes come from the safetensors headers, and only norm weights
+(a few kilobytes) are evaluated, to tell how they are stored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from ..errors import CheckpointError
+from .base import Architecture, architecture, model_types
+
+__all__ = ["Checkpoint", "HeadReport", "classify", "norm_convention", "read_json"]
+
+NormConvention = Literal["zero-centred", "one-plus"]
+HEAD = "mtp."
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    """The MTP head of a checkpoint.
+
+    Attributes:
+        source: "embedded" in the shards, "separate" (an mtp*.safetensors the index does not list), or "none".
+        tensors: how many tensors it has.
+        norms: how its norm weights are stored; None without a head.
+        reason: why it is not used, for people; empty when it is usable.
+    """
+
+    source: Literal["embedded", "separate", "none"]
+    tensors: int
+    norms: NormConvention | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A classified folder.
+
+    Attributes:
+        folder: where it lies.
+        config, text_config: config.json and its text part (the same when flat).
+        generation_config: generation_config.json, or empty.
+        architecture: how to build it.
+        tensors: our parameter name -> lazily mapped array, as stored.
+        layout: "huggingface" or "mlx", by the convolution's axes.
+        norms: how the trunk's norm weights are stored.
+        head: what there is of a head.
+        notes: lines a user should read.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    text_config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    architecture: Architecture
+    tensors: dict[str, mx.array]
+    layout: Literal["huggingface", "mlx"]
+    norms: NormConvention
+    head: HeadReport
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def model_type(self) -> str:
+        """`model_type` of the text part."""
+        return str(self.text_config["model_type"])
+
+    @property
+    def quantised(self) -> bool:
+        """Whether any weight is stored quantised."""
+        return any(name.endswith(".scales") for name in self.tensors)
+
+
+def classify(folder: Path) -> Checkpoint:
+    """Look at a model folder without reading its weights.
+
+    Raises:
+        CheckpointError: not a model folder, an unsupported family or quantisation, a broken or missing file.
+    """
+    config = read_json(folder / "config.json")
+    text_config = {**config, **config["text_config"]} if "text_config" in config else config
+    family = _family(text_config, folder)
+    _refuse_foreign_quantisation(config, folder)
+    generation = folder / "generation_config.json"
+
+    listed, separate = _weight_files(folder)
+    notes: list[str] = []
+    tensors = _canonical(listed, family, notes)
+    head_source: Literal["embedded", "separate", "none"] = (
+        "embedded" if any(name.startswith(HEAD) for name in tensors) else "none"
+    )
+    if head_source == "none" and separate:
+        found = _canonical(separate, family, notes)
+        tensors |= {name if name.startswith(HEAD) else HEAD + name: tensor for name, tensor in found.items()}
+        head_source = "separate"
+    if text_config.get("tie_word_embeddings") and tensors.pop("lm_head.weight", None) is not None:
+        notes.append("lm_head.weight is stored although the embeddings are tied: the embedding is used")
+
+    absent = [name for name in family.required if name not in tensors]
+    if absent:
+        raise CheckpointError(f"{folder}: no tensor {absent[0]!r} in the weights; the download may be incomplete")
+    layout: Literal["huggingface", "mlx"] = "mlx"
+    if any(name.endswith("conv1d.weight") and tensor.shape[-1] != 1 for name, tensor in tensors.items()):
+        layout = "huggingface"
+    return Checkpoint(
+        folder=folder,
+        config=config,
+        text_config=text_config,
+        generation_config=read_json(generation) if generation.exists() else {},
+        architecture=family,
+        tensors=tensors,
+        layout=layout,
+        norms=_norms(tensors, family, layout, head=False),
+        head=_head(tensors, family, layout, head_source, text_config),
+        notes=notes,
+    )
+
+
+def norm_convention(weights: Iterable[mx.array], otherwise: NormConvention) -> NormConvention:
+    """How a whole set of norm weights is stored: as w (zero-centred, effective 1 + w) or as 1 + w.
+
+    Decided by all values together, since a single norm may have drifted anywhere: stored as 1 + w hardly any
+    value is negative, stored as w about half of them are.
+
+    Args:
+        weights: every norm weight of a trunk, or of a head.
+        otherwise: the answer where the values do not say.
+    """
+    values = mx.concatenate([weight.astype(mx.float32).reshape(-1) for weight in weights])
+    negative = mx.mean(values < 0).item()
+    median = mx.sort(values)[values.size // 2].item()
+    if median < 0.35 or negative > 0.2:
+        return "zero-centred"
+    if median > 0.75:
+        return "one-plus"
+    return otherwise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a checkpoint.
+
+    Raises:
+        CheckpointError: no such file, or no JSON object in it.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path.parent}: no {path.name} there; a model folder has one") from error
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); fetch the checkpoint again") from error
+    if not isinstance(body, dict):
+        raise CheckpointError(f"{path}: holds {type(body).__name__}, not a JSON object")
+    return body
+
+
+def _family(text_config: Mapping[str, Any], folder: Path) -> Architecture:
+    name = text_config.get("model_type")
+    family = architecture(str(name))
+    if family is None:
+        raise CheckpointError(f"{folder}: model_type {name!r} is not supported; supported: {', '.join(model_types())}")
+    return family
+
+
+def _refuse_foreign_quantisation(config: Mapping[str, Any], folder: Path) -> None:
+    quantisation = config.get("quantization_config") or {}
+    method = quantisation.get("quant_method")
+    if method and "quantization" not in config:
+        raise CheckpointError(
+            f"{folder}: weights quantised by {method!r} are not supported; take the bf16 checkpoint or an MLX build"
+        )
+
+
+def _weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Files of the checkpoint proper, and head files lying beside it."""
+    beside = sorted(folder.glob("mtp*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        listed = [folder / name for name in names]
+    else:
+        listed = sorted(folder.glob("model*.safetensors"))
+    missing = [path.name for path in listed if not path.exists()]
+    if missing:
+        raise CheckpointError(f"{folder}: {missing[0]} is named in the index but missing; fetch the checkpoint again")
+    if not listed:
+        raise CheckpointError(f"{folder}: no model*.safetensors there (other weight formats are not read)")
+    return listed, [path for path in beside if path not in listed]
+
+
+def _canonical(files: list[Path], family: Architecture, notes: list[str]) -> dict[str, mx.array]:
+    tensors: dict[str, mx.array] = {}
+    skipped = 0
+    for path in files:
+        try:
+            stored = mx.load(str(path))
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+        assert isinstance(stored, dict)
+        for name, tensor in stored.items():
+            ours = family.canonical(name)
+            if ours is None:
+                skipped += 1
+            elif ours in tensors:
+                raise CheckpointError(f"{path}: tensor {name!r} is stored twice in this checkpoint")
+            else:
+                tensors[ours] = tensor
+    if skipped:
+        notes.append(f"{skipped} tensors of other modalities are left out: text only")
+    return tensors
+
+
+def _norms(
+    tensors: Mapping[str, mx.array], family: Architecture, layout: str, *, head: bool
+) -> NormConvention:
+    weights = [t for name, t in tensors.items() if name.startswith(HEAD) == head and family.norms(name)]
+    if not weights:
+        raise CheckpointError(f"the {'head' if head else 'trunk'} has no norm weights; the checkpoint is incomplete")
+    return norm_convention(weights, "zero-centred" if layout == "huggingface" else "one-plus")
+
+
+def _head(
+    tensors: dict[str, mx.array],
+    family: Architecture,
+    layout: str,
+    source: Literal["embedded", "separate", "none"],
+    text_config: Mapping[str, Any],
+) -> HeadReport:
+    claimed = text_config.get("mtp_num_hidden_layers") or text_config.get("num_nextn_predict_layers") or 0
+    count = sum(name.startswith(HEAD) for name in tensors)
+    if not count:
+        reason = "the checkpoint has no MTP head"
+        if claimed:
+            reason = f"config.json claims {claimed} MTP layer(s), but the weights hold no mtp tensors"
+        return HeadReport("none", 0, None, reason)
+    problem = _head_problem(tensors, family, text_config)
+    norms = None if problem else _norms(tensors, family, layout, head=True)
+    return HeadReport(source, count, norms, problem)
+
+
+def _head_problem(tensors: Mapping[str, mx.array], family: Architecture, text_config: Mapping[str, Any]) -> str:
+    """Why these head tensors do not make a head; empty when they do."""
+    expected = family.head_parameters(text_config)
+    present = {_unquantised(name) for name in tensors if name.startswith(HEAD)}
+    if missing := sorted(expected - present):
+        return f"the MTP head lacks {missing[0]!r} ({len(missing)} of {len(expected)} tensors missing)"
+    if surplus := sorted(present - expected):
+        return f"the MTP head has {surplus[0]!r}, which this architecture does not know ({len(surplus)} surplus)"
+    return ""
+
+
+def _unquantised(name: str) -> str:
+    """The weight a quantisation tensor belongs to."""
+    for suffix in (".scales", ".biases"):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix) + ".weight"
+    return name

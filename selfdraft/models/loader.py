@@ -1,0 +1,141 @@
+"""From a classified checkpoint to a module: strict names, quantisation as stored, norms as 1 + w."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.utils import infer_quant_config
+
+from ..errors import CheckpointError
+from .base import Model
+from .checkpoint import HEAD, Checkpoint
+
+__all__ = ["LoadedModel", "build_model", "quantisation_of"]
+
+Progress = Callable[[int, int], None]
+
+# Decay rates span e^-8 .. e^3: below fp32 a rate is rounded away. mlx-lm keeps them in fp32 too.
+_ALWAYS_FP32 = ("A_log",)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, and what a user should know of it."""
+
+    model: Model
+    dtype: mx.Dtype
+    quantisation: dict[str, int]
+    nbytes: int
+
+
+def build_model(
+    checkpoint: Checkpoint, *, with_head: bool, dtype: mx.Dtype | None = None, progress: Progress | None = None
+) -> LoadedModel:
+    """Load the weights.
+
+    Args:
+        with_head: also load the MTP head; its report must not carry a reason against it.
+        dtype: of every floating tensor (A_log apart); None keeps what is stored.
+        progress: called with (bytes read, bytes in all).
+
+    Raises:
+        CheckpointError: tensors are missing, surplus, or of the wrong shape, each by name.
+    """
+    family = checkpoint.architecture
+    module = family.build(checkpoint.text_config, with_head)
+    weights = {
+        name: _stored(checkpoint, name, tensor, dtype)
+        for name, tensor in checkpoint.tensors.items()
+        if with_head or not name.startswith(HEAD)
+    }
+    _quantise(module, weights)
+    _check(module, weights, checkpoint)
+    module.load_weights(list(weights.items()), strict=True)
+    module.eval()
+    _read(weights, progress)
+    floating = checkpoint.architecture.required[0].rsplit(".", 1)[0]
+    reference = weights.get(f"{floating}.scales", weights[f"{floating}.weight"])
+    return LoadedModel(
+        model=module,  # type: ignore[arg-type]
+        dtype=reference.dtype,
+        quantisation=quantisation_of(module),
+        nbytes=sum(tensor.nbytes for tensor in weights.values()),
+    )
+
+
+def quantisation_of(module: nn.Module) -> dict[str, int]:
+    """How many layers have which format: {"4-bit group 64": 40, "dense": 3}."""
+    counts: dict[str, int] = {}
+    for _, layer in module.named_modules():
+        if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
+            key = f"{layer.bits}-bit group {layer.group_size}"
+            key += "" if layer.mode == "affine" else f" {layer.mode}"
+        elif isinstance(layer, nn.Linear | nn.Embedding):
+            key = "dense"
+        else:
+            continue
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def _stored(checkpoint: Checkpoint, name: str, tensor: mx.array, dtype: mx.Dtype | None) -> mx.array:
+    """A tensor in our layout, convention and dtype."""
+    family = checkpoint.architecture
+    tensor = family.convert(name, tensor)
+    wanted = dtype if dtype is not None and mx.issubdtype(tensor.dtype, mx.floating) else tensor.dtype
+    if name.endswith(_ALWAYS_FP32):
+        wanted = mx.float32
+    convention = checkpoint.head.norms if name.startswith(HEAD) else checkpoint.norms
+    if family.norms(name) and convention == "zero-centred":
+        tensor = tensor.astype(mx.float32) + 1.0
+    return tensor.astype(wanted)
+
+
+def _quantise(module: nn.Module, weights: Mapping[str, mx.array]) -> None:
+    """Replace the layers whose weights are stored quantised, each with the format it is stored in."""
+
+    def format_of(path: str, layer: nn.Module) -> bool | dict[str, object]:
+        if not hasattr(layer, "to_quantized") or f"{path}.scales" not in weights:
+            return False
+        settings: dict[str, object] = infer_quant_config(path, layer, weights)
+        return settings
+
+    nn.quantize(module, class_predicate=format_of)
+
+
+def _check(module: nn.Module, weights: Mapping[str, mx.array], checkpoint: Checkpoint) -> None:
+    expected = dict(tree_flatten(module.parameters()))
+    problems = [
+        *(f"missing {name}" for name in sorted(expected.keys() - weights.keys())),
+        *(f"surplus {name}" for name in sorted(weights.keys() - expected.keys())),
+        *(
+            f"{name} has shape {list(weights[name].shape)}, not {list(expected[name].shape)}"
+            for name in sorted(expected.keys() & weights.keys())
+            if weights[name].shape != expected[name].shape
+        ),
+    ]
+    if problems:
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise CheckpointError(f"{checkpoint.folder}: the weights do not fit config.json: {shown}")
+
+
+def _read(weights: Mapping[str, mx.array], progress: Progress | None) -> None:
+    """Evaluate the weights in pieces, so that progress can be shown."""
+    total = sum(tensor.nbytes for tensor in weights.values())
+    done = 0
+    batch: list[mx.array] = []
+    for tensor in weights.values():
+        batch.append(tensor)
+        if sum(x.nbytes for x in batch) >= max(total // 50, 1):
+            mx.eval(batch)
+            done += sum(x.nbytes for x in batch)
+            batch = []
+            if progress:
+                progress(done, total)
+    mx.eval(batch)
+    if progress:
+        progress(total, total)

@@ -1,0 +1,42 @@
+"""Does a head belong to a trunk? Asked of the pair itself, on fixed text, since names and shapes cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from .base import Model
+
+__all__ = ["LEAST_ACCEPTANCE", "PROBE_TEXT", "probe_acceptance"]
+
+LEAST_ACCEPTANCE = 0.2  # a wrong wiring or a foreign head measures near 0, a working one 0.4 and more
+
+PROBE_TEXT = """The history of the lighthouse begins with fires on hills near the sea. Later, towers were built so that
+the light could be seen from ships far away. In the nineteenth century better lamps and lenses were made.
+
+```python
+def average(numbers):
+    total = 0
+    for number in numbers:
+        total += number
+    return total / len(numbers)
+```
+
+The function `average` returns the mean of a list of numbers. If the list is empty, it raises an error.
+"""
+
+
+def probe_acceptance(model: Model, tokens: Sequence[int]) -> float:
+    """Share of positions at which the head's first draft is the trunk's own choice, with true history.
+
+    Args:
+        model: trunk and head.
+        tokens: the probe text, at least 3 tokens.
+    """
+    row = model.new_state()
+    hidden, _ = model.forward(mx.array([list(tokens)]), [row], keep_steps=False)
+    choice = mx.argmax(model.logits(hidden), axis=-1)
+    # Pair i, (h_{i-1}, t_i), predicts t_{i+1}; so does the trunk at position i.
+    drafted = mx.argmax(model.logits(model.draft(mx.array([list(tokens[1:])]), hidden[:, :-1], [row], [0])), axis=-1)
+    return float(mx.mean(drafted == choice[:, 1:]).item())

@@ -1,0 +1,252 @@
+"""Qwen3.5 / 3.6 dense: GatedDeltaNet and gated full attention, with a one-layer MTP head.
+
+Wiring of the head (transformers and vLLM name it `mtp`): entry i is
+fc(concat[pre_fc_norm_embedding(embed(t_i)), pre_fc_norm_hidden(h_{i-1})]), one full-attention decoder layer,
+then `norm`; embedding and output projection are the trunk's. Deeper drafts feed the head's own normed output.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.qwen3_next import Qwen3NextMLP
+
+from ..errors import CheckpointError
+from ..state import Captured, CapturedLayer, KeyValues, RowState, StateShape, stacked
+from .base import Architecture, register
+from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
+
+__all__ = ["Qwen35", "Qwen35Args"]
+
+# The head is recurrent: nothing in the checkpoint bounds the depth. Past 8 no published head pays.
+MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class Qwen35Args:
+    """The part of a text config that decides shapes."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layer_types: tuple[str, ...]
+    norm_eps: float
+    tied: bool
+    context_length: int
+    attention: AttentionArgs
+    delta: DeltaArgs
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> Qwen35Args:
+        """Read a text config (flat, or the `text_config` of a nested one).
+
+        Raises:
+            CheckpointError: a field is missing or has no supported value, by name.
+        """
+        try:
+            return _args(config)
+        except KeyError as error:
+            raise CheckpointError(
+                f"config.json lacks {error.args[0]!r}, which a {config.get('model_type')!r} model needs"
+            ) from error
+
+
+def _args(config: Mapping[str, Any]) -> Qwen35Args:
+    layers = config["num_hidden_layers"]
+    interval = config.get("full_attention_interval", 4)
+    types = config.get("layer_types") or [
+        "full_attention" if (i + 1) % interval == 0 else "linear_attention" for i in range(layers)
+    ]
+    if len(types) != layers or not set(types) <= {"full_attention", "linear_attention"}:
+        raise CheckpointError(f"config.json: layer_types {types!r} does not describe {layers} layers of known types")
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    rope.setdefault("type", rope.get("rope_type", "default"))
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rotary = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
+    context = config.get("max_position_embeddings", 32768)
+    attention = AttentionArgs(
+        hidden_size=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_dim=head_dim,
+        bias=bool(config.get("attention_bias", False)),
+        norm_eps=config["rms_norm_eps"],
+        rope_dims=int(head_dim * rotary),
+        rope_theta=rope.get("rope_theta", config.get("rope_theta", 10_000_000)),
+        rope_scaling=rope,
+        context_length=context,
+    )
+    delta = DeltaArgs(
+        hidden_size=config["hidden_size"],
+        key_heads=config["linear_num_key_heads"],
+        value_heads=config["linear_num_value_heads"],
+        key_dim=config["linear_key_head_dim"],
+        value_dim=config["linear_value_head_dim"],
+        taps=config["linear_conv_kernel_dim"],
+        norm_eps=config["rms_norm_eps"],
+    )
+    return Qwen35Args(
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        layer_types=tuple(types),
+        norm_eps=config["rms_norm_eps"],
+        tied=bool(config.get("tie_word_embeddings", False)),
+        context_length=context,
+        attention=attention,
+        delta=delta,
+    )
+
+
+class DecoderLayer(nn.Module):
+    """Pre-norm residual block around one mixer and an MLP."""
+
+    def __init__(self, args: Qwen35Args, kind: str) -> None:
+        super().__init__()
+        if kind == "linear_attention":
+            self.linear_attn = GatedDeltaNet(args.delta)
+        else:
+            self.self_attn = GatedAttention(args.attention)
+        self.input_layernorm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+        self.mlp = Qwen3NextMLP(args.hidden_size, args.intermediate_size)
+
+    def attend(self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int]) -> mx.array:
+        """A full-attention layer."""
+        return self._finish(x + self.self_attn(self.input_layernorm(x), rows, offsets))
+
+    def recur(self, x: mx.array, rows: Sequence[RowState], layer: int, keep_steps: bool) -> tuple[mx.array, CapturedLayer]:
+        """A GatedDeltaNet layer, the `layer`-th of its kind."""
+        mixed, captured = self.linear_attn(self.input_layernorm(x), stacked(rows, layer), keep_steps)
+        return self._finish(x + mixed), captured
+
+    def _finish(self, x: mx.array) -> mx.array:
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Trunk(nn.Module):
+    """Embedding, layers, final norm."""
+
+    def __init__(self, args: Qwen35Args) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [DecoderLayer(args, kind) for kind in args.layer_types]
+        self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+
+    def __call__(self, tokens: mx.array, rows: Sequence[RowState], keep_steps: bool) -> tuple[mx.array, Captured]:
+        x = self.embed_tokens(tokens)
+        offsets = [row.length for row in rows]
+        captured = Captured()
+        attention = 0
+        for layer in self.layers:
+            if "linear_attn" in layer:
+                x, kept = layer.recur(x, rows, len(captured.layers), keep_steps)
+                captured.layers.append(kept)
+            else:
+                x = layer.attend(x, [row.attention[attention] for row in rows], offsets)
+                attention += 1
+        return self.norm(x), captured
+
+
+class Head(nn.Module):
+    """The MTP head; one decoder layer, fed with embeddings by the caller."""
+
+    def __init__(self, args: Qwen35Args) -> None:
+        super().__init__()
+        self.pre_fc_norm_embedding = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+        self.pre_fc_norm_hidden = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+        self.fc = nn.Linear(2 * args.hidden_size, args.hidden_size, bias=False)
+        self.layers = [DecoderLayer(args, "full_attention")]
+        self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+
+    def __call__(
+        self, embeddings: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]
+    ) -> mx.array:
+        pair = mx.concatenate([self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], axis=-1)
+        x = self.fc(pair)
+        for index, layer in enumerate(self.layers):
+            x = layer.attend(x, [row.head[index] for row in rows], offsets)
+        return self.norm(x)
+
+
+class Qwen35(nn.Module):
+    """Implements `selfdraft.models.Model`."""
+
+    def __init__(self, args: Qwen35Args, with_head: bool) -> None:
+        super().__init__()
+        self.args = args
+        self.model = Trunk(args)
+        if not args.tied:
+            self.lm_head = nn.Linear(args.hidden_size, args.vocab_size, bias=False)
+        if with_head:
+            self.mtp = Head(args)
+        self.vocab_size = args.vocab_size
+        self.context_length = args.context_length
+        self.max_depth = MAX_DEPTH if with_head else 0
+
+    def new_state(self) -> RowState:
+        recurrent = self.args.layer_types.count("linear_attention")
+        delta = self.args.delta
+        return RowState(
+            StateShape(
+                attention_layers=len(self.args.layer_types) - recurrent,
+                head_layers=len(self.mtp.layers) if self.max_depth else 0,
+                recurrent_layers=recurrent,
+                window=(delta.taps - 1, delta.channels),
+                memory=(delta.value_heads, delta.value_dim, delta.key_dim),
+                dtype=self.model.norm.weight.dtype,
+            )
+        )
+
+    def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
+        hidden, captured = self.model(tokens, rows, keep_steps)
+        return hidden, captured
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        return self.model.embed_tokens.as_linear(hidden) if self.args.tied else self.lm_head(hidden)
+
+    def draft(self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]) -> mx.array:
+        return self.mtp(self.model.embed_tokens(tokens), hidden, rows, offsets)
+
+
+def _canonical(name: str) -> str | None:
+    """Our name of a checkpoint's tensor; None for the parts of a multimodal checkpoint that are not text."""
+    if re.match(r"(model\.)?(visual|vision_tower|vision_model)\.", name):
+        return None
+    name = re.sub(r"^(model\.language_model|language_model\.model)\.(?=mtp\.)", "", name)
+    name = re.sub(r"^(model|language_model)\.(?=mtp\.)", "", name)
+    if name.startswith("mtp."):
+        return name
+    name = re.sub(r"^(model\.language_model|language_model\.model)\.", "model.", name)
+    return re.sub(r"^language_model\.(?=lm_head\.)", "", name)
+
+
+def _is_norm(name: str) -> bool:
+    """Norms that Hugging Face stores as w with an effective weight of 1 + w (not the gated one in linear_attn)."""
+    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight") or bool(
+        re.fullmatch(r"mtp\.pre_fc_norm_\w+\.weight", name)
+    )
+
+
+def _convert(name: str, tensor: mx.array) -> mx.array:
+    """conv1d.weight: Hugging Face [C, 1, k] -> MLX [C, k, 1]."""
+    if name.endswith("conv1d.weight") and tensor.shape[-1] != 1:
+        return tensor.swapaxes(1, 2)
+    return tensor
+
+
+register(
+    Architecture(
+        model_types=("qwen3_5", "qwen3_5_text"),
+        build=lambda config, with_head: Qwen35(Qwen35Args.from_config(config), with_head),
+        canonical=_canonical,
+        norms=_is_norm,
+        convert=_convert,
+        required=("model.embed_tokens.weight",),
+    )
+)

@@ -1,0 +1,51 @@
+"""From the name of a model to a folder: `reference`, a local folder, or a Hugging Face id."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..errors import ModelNotFound
+
+__all__ = ["REFERENCE", "find_model"]
+
+REFERENCE = "reference"
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+
+
+def find_model(name: str) -> Path:
+    """The folder of a model, downloaded from the Hub if it has to be.
+
+    Args:
+        name: "reference" (the bundled checkpoint), a path to a folder, or "owner/name" or
+            "owner/name@revision" on the Hugging Face Hub.
+
+    Raises:
+        ModelNotFound: nothing by that name, or the Hub cannot be reached.
+    """
+    if name == REFERENCE:
+        return Path(__file__).parent.parent / "assets" / REFERENCE
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ModelNotFound(f"{name!r} is a file; give the folder that holds config.json and the weights")
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name):
+        raise ModelNotFound(
+            f"no model {name!r}: give 'reference', an existing folder, or a Hugging Face id like 'owner/name'"
+        )
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = name.partition("@")
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_PATTERNS))
+    except Exception as error:  # the Hub client raises many kinds, from its own and from its HTTP library's tree
+        raise ModelNotFound(
+            f"{name!r} is no local folder and could not be fetched from the Hugging Face Hub "
+            f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}); "
+            "check the name, the network, and for a gated model `hf auth login`"
+        ) from error

@@ -1,0 +1,47 @@
+"""The one configuration object. Environment variables start with SELFDRAFT_; arguments win over them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from .device import Blas, Dtype
+from .errors import InvalidRequest
+
+__all__ = ["Settings", "load_settings"]
+
+
+class Settings(BaseSettings):
+    """How the engine runs, as opposed to what a request asks for.
+
+    Attributes:
+        blas: BLAS of MLX's CPU back end on Linux: "auto" takes OpenBLAS where installed.
+        dtype: of dense weights; "auto" keeps what is stored, but takes fp32 on a CPU with OpenBLAS.
+        acceptance: rejection rule of unseeded sampling: block verification or token by token.
+        prefill_chunk: prompt tokens of one forward.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SELFDRAFT_", extra="ignore", frozen=True)
+
+    blas: Blas = "auto"
+    dtype: Dtype = "auto"
+    acceptance: Literal["block", "tokenwise"] = "block"
+    prefill_chunk: int = Field(default=4096, ge=1, le=65536)
+
+
+def load_settings(**given: object) -> Settings:
+    """Settings from arguments and the environment.
+
+    Raises:
+        InvalidRequest: a value that is not allowed, with its name, the value and what is.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise InvalidRequest(
+            f"setting {name} (SELFDRAFT_{name.upper()}): {first['msg']}; got {first['input']!r}", param=name
+        ) from error

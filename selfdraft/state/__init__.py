@@ -1,0 +1,10 @@
+"""What a row remembers between cycles: attention KV, recurrent state, the head's committed history.
+
+A row's state knows lengths and arrays; it knows nothing of tokens, sampling or text.
+"""
+
+from .captured import Captured, CapturedLayer
+from .kv import KeyValues, attend
+from .row import RecurrentState, RowState, StateShape, stacked
+
+__all__ = ["Captured", "CapturedLayer", "KeyValues", "RecurrentState", "RowState", "StateShape", "attend", "stacked"]

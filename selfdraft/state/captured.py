@@ -1,0 +1,52 @@
+"""What a trunk forward leaves behind so that any prefix of it can be committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from .row import RecurrentState, RowState
+
+__all__ = ["Captured", "CapturedLayer"]
+
+
+@dataclass(frozen=True)
+class CapturedLayer:
+    """One recurrent layer during a forward of T tokens.
+
+    Attributes:
+        window: conv inputs [B, k-1 + T, C]: the window before, then the new inputs.
+        memories: memories [B, Hv, Dv, Dk] after `first`, `first` + 1, ... T tokens.
+        first: 1 when every step was kept (verify), T when only the last was (prefill).
+    """
+
+    window: mx.array
+    memories: list[mx.array]
+    first: int
+
+    def after(self, tokens: int, row: int) -> RecurrentState:
+        """The state of `row` after the first `tokens` tokens of the forward."""
+        if tokens < self.first:
+            raise IndexError(f"state after {tokens} tokens was not kept, only from {self.first} on")
+        taps = self.window.shape[1] - (self.first + len(self.memories) - 1)
+        return RecurrentState(
+            self.window[row : row + 1, tokens : tokens + taps],
+            self.memories[tokens - self.first][row : row + 1],
+        )
+
+
+@dataclass
+class Captured:
+    """All recurrent layers of one forward, in order."""
+
+    layers: list[CapturedLayer] = field(default_factory=list)
+
+    def commit(self, rows: Sequence[RowState], tokens: Sequence[int]) -> None:
+        """Keep the first tokens[i] tokens of the forward for row i: lengths move, nothing is computed again."""
+        for index, (row, count) in enumerate(zip(rows, tokens, strict=True)):
+            if count == 0:  # a row that failed keeps what it had
+                continue
+            row.recurrent = [layer.after(count, index) for layer in self.layers]
+            row.length += count

@@ -1,0 +1,73 @@
+"""Keys and values of one row at one attention layer, and attention over a batch of such rows."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+__all__ = ["KeyValues", "attend"]
+
+GROWTH = 256  # entries by which a buffer grows
+
+
+class KeyValues:
+    """A growing buffer of keys and values, each [1, heads, capacity, head_dim].
+
+    It holds no length: the caller says where it writes, so moving a length back is the whole of a rollback.
+    Arrays are replaced, never changed in place: a `fork` shares them until one side writes.
+    """
+
+    def __init__(self) -> None:
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+
+    def fork(self) -> KeyValues:
+        """A copy that may be written to without changing this one."""
+        return copy.copy(self)
+
+    def write(self, offset: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Store [1, heads, T, head_dim] at `offset`; whatever was there or after it is dropped.
+
+        Returns:
+            Keys and values of positions 0 .. offset + T.
+        """
+        end = offset + keys.shape[2]
+        self.keys = _stored(self.keys, offset, keys)
+        self.values = _stored(self.values, offset, values)
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+
+def _stored(buffer: mx.array | None, offset: int, new: mx.array) -> mx.array:
+    _, heads, tokens, width = new.shape
+    held = 0 if buffer is None else buffer.shape[2]
+    short = offset + tokens - held
+    if short > 0:
+        extra = mx.zeros((1, heads, -(-short // GROWTH) * GROWTH, width), dtype=new.dtype)
+        buffer = extra if buffer is None else mx.concatenate([buffer, extra], axis=2)
+    assert buffer is not None
+    return mx.slice_update(buffer, new, mx.array([offset]), (2,))
+
+
+def attend(
+    rows: Sequence[KeyValues], offsets: Sequence[int], q: mx.array, k: mx.array, v: mx.array, scale: float
+) -> mx.array:
+    """Causal attention in which every row sees its own past only.
+
+    Each row is attended alone, over exactly its own length: nothing is padded, and a row's arithmetic does not
+    depend on which rows are beside it.
+
+    Args:
+        rows: one buffer a row; new keys and values are written at `offsets`.
+        q: [B, query heads, T, head_dim]; k, v: [B, kv heads, T, head_dim], all after rotary embedding.
+
+    Returns:
+        [B, query heads, T, head_dim].
+    """
+    mask = "causal" if q.shape[2] > 1 else None
+    outputs = []
+    for i, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
+        keys, values = row.write(offset, k[i : i + 1], v[i : i + 1])
+        outputs.append(mx.fast.scaled_dot_product_attention(q[i : i + 1], keys, values, scale=scale, mask=mask))
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)

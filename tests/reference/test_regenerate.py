@@ -1,0 +1,130 @@
+"""Guards that the fixtures are what their scripts write, and that their figures agree with each other.
+
+The regeneration needs torch and transformers (see README.md) and is skipped where they are not installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+FIXTURES = HERE.parent / "fixtures"
+VARIANTS = ("flat", "nested", "multimodal", "odd")
+OUTPUT_TOLERANCE = 1e-5
+
+has_torch = all(importlib.util.find_spec(name) for name in ("torch", "transformers", "safetensors"))
+
+
+@pytest.fixture(scope="module")
+def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the trunk fixtures made anew."""
+    if not has_torch:
+        pytest.skip("needs torch and transformers")
+    folder = tmp_path_factory.mktemp("trunk")
+    script = HERE / "make_trunk_fixtures.py"
+    subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+def test_every_variant_is_committed() -> None:
+    assert {folder.name for folder in (FIXTURES / "trunk").iterdir()} == set(VARIANTS)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_config_is_regenerated(regenerated: Path, variant: str) -> None:
+    committed = (FIXTURES / "trunk" / variant / "config.json").read_text()
+    assert (regenerated / variant / "config.json").read_text() == committed
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_weights_are_regenerated(regenerated: Path, variant: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    committed = load_file(FIXTURES / "trunk" / variant / "model.safetensors")
+    made = load_file(regenerated / variant / "model.safetensors")
+    assert made.keys() == committed.keys()
+    for name, value in committed.items():
+        assert made[name].dtype == value.dtype, name
+        assert torch.equal(made[name], value), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_outputs_are_regenerated(regenerated: Path, variant: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    committed = load_file(FIXTURES / "trunk" / variant / "expected.safetensors")
+    made = load_file(regenerated / variant / "expected.safetensors")
+    assert made.keys() == committed.keys()
+    for name, value in committed.items():
+        assert made[name].dtype == value.dtype, name
+        assert made[name].shape == value.shape, name
+        if value.dtype == torch.float32:
+            assert float((made[name] - value).abs().max()) <= OUTPUT_TOLERANCE, name
+        else:
+            assert torch.equal(made[name], value), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_drafts_do_not_hang_on_rounding(variant: str) -> None:
+    """The two best head logits are far enough apart for every runtime to draft the same tokens."""
+    numpy = pytest.importorskip("numpy")
+    safetensors_numpy = pytest.importorskip("safetensors.numpy")
+    expected = safetensors_numpy.load_file(FIXTURES / "trunk" / variant / "expected.safetensors")
+    best = numpy.sort(expected["long.mtp_logits"], axis=-1)
+    assert (best[:, -1] - best[:, -2]).min() >= 0.2
+    assert (expected["long.mtp_logits"].argmax(-1) == expected["long.mtp_drafts"]).all()
+
+
+def acceptance_fixture() -> dict[str, Any]:
+    return json.loads((FIXTURES / "acceptance.json").read_text())
+
+
+def test_acceptance_totals_are_the_sums_of_the_prompts() -> None:
+    fixture = acceptance_fixture()
+    depth = fixture["depth"]
+    for kind, totals in fixture["greedy"]["totals"].items():
+        runs = [prompt["greedy"] for prompt in fixture["prompts"] if kind in (prompt["kind"], "overall")]
+        assert totals["continuations"] == len(runs)
+        assert totals["tokens"] == sum(len(run["tokens"]) for run in runs)
+        assert totals["cycles"] == sum(run["cycles"] for run in runs)
+        for count in ("tried", "accepted"):
+            assert totals[count] == [sum(run[count][position] for run in runs) for position in range(depth)]
+
+
+def test_acceptance_counts_follow_from_the_cycles() -> None:
+    """Accepted, tried and emitted tokens of each prompt, from its accepted drafts by cycle alone."""
+    fixture = acceptance_fixture()
+    depth, most, stop = fixture["depth"], fixture["max_tokens"], fixture["stop_ids"]
+    for prompt in fixture["prompts"]:
+        run = prompt["greedy"]
+        by_cycle = run["accepted_by_cycle"]
+        assert run["cycles"] == len(by_cycle)
+        assert run["accepted"] == [sum(kept > position for kept in by_cycle) for position in range(depth)]
+
+        emitted = 1 + sum(kept + 1 for kept in by_cycle)  # unless the last cycle accepted an end token
+        ended_in_drafts = len(run["tokens"]) < min(emitted, most)
+        tried = [sum(kept >= position for kept in by_cycle) for position in range(depth)]
+        if ended_in_drafts:
+            assert run["tokens"][-1] in stop
+            assert len(run["tokens"]) == emitted - 1
+            if by_cycle[-1] < depth:
+                tried[by_cycle[-1]] -= 1
+        assert run["tried"] == tried, prompt["id"]
+
+
+def test_sampled_figures_have_enough_tries() -> None:
+    sampled = acceptance_fixture()["sampled"]
+    assert sampled["totals"]["overall"]["tried"][0] >= 3000
+    for kind, totals in sampled["totals"].items():
+        for count in ("tried", "accepted"):
+            by_seed = [seed[kind][count] for seed in sampled["totals_by_seed"]]
+            assert totals[count] == [sum(column) for column in zip(*by_seed, strict=True)]
