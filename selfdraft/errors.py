@@ -1,11 +1,11 @@
 """The error tree. Every message says what was wrong, with the value, and what to do.
 
-    SelfdraftError
-    ├── InvalidRequest      the caller's input: a parameter, a prompt, a message list
-    │   └── ContextOverflow prompt longer than the model's context
-    ├── CheckpointError     a model folder or file that cannot be used
-    │   └── ModelNotFound   nothing under that name, here or on the Hub
-    └── NonFiniteLogits     the model produced NaN or infinity while decoding
+SelfdraftError
+├── InvalidRequest      the caller's input: a parameter, a prompt, a message list
+│   └── ContextOverflow prompt longer than the model's context
+├── CheckpointError     a model folder or file that cannot be used
+│   └── ModelNotFound   nothing under that name, here or on the Hub
+└── NonFiniteLogits     the model produced NaN or infinity while decoding
 """
 
 from __future__ import annotations

@@ -61,9 +61,7 @@ class LLM:
         self.context_length = loaded.model.context_length
 
     @classmethod
-    def open(
-        cls, name: str, settings: Settings, *, profile: bool = False, progress: Progress | None = None
-    ) -> LLM:
+    def open(cls, name: str, settings: Settings, *, profile: bool = False, progress: Progress | None = None) -> LLM:
         """Load a model; see `selfdraft.load`."""
         folder = find_model(name)
         checkpoint = classify(folder)
@@ -221,7 +219,9 @@ class LLM:
     def _logprobs(self, scores: Sequence[TokenScores]) -> list[TokenLogprob]:
         name = self.tokenizer.token_text
         return [
-            TokenLogprob(score.token, name(score.token), score.logprob, [(id, name(id), value) for id, value in score.top])
+            TokenLogprob(
+                score.token, name(score.token), score.logprob, [(id, name(id), value) for id, value in score.top]
+            )
             for score in scores
         ]
 

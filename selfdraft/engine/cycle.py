@@ -151,7 +151,9 @@ class Cycle:
         counts = [len(pairs.tokens) for pairs in pending if pairs]
         width = max(counts)
         tokens = mx.array([[*pairs.tokens, *[0] * (width - len(pairs.tokens))] for pairs in pending if pairs])
-        hidden = mx.stack([mx.pad(pairs.hidden, [(0, width - len(pairs.tokens)), (0, 0)]) for pairs in pending if pairs])
+        hidden = mx.stack(
+            [mx.pad(pairs.hidden, [(0, width - len(pairs.tokens)), (0, 0)]) for pairs in pending if pairs]
+        )
         states = [row.state for row in rows]
         out = self._model.draft(tokens, hidden, states, [state.head_length for state in states])
         for row, count in zip(rows, counts, strict=True):

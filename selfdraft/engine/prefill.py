@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import NonFiniteLogits
 from ..models.base import Model
@@ -57,19 +58,19 @@ class Prefill:
         hidden = self._forward(row, length, length + 1, keep_steps=True)
         logits = self._model.logits(hidden)
         batch = self._cycle.batch([row], [0])
-        token = batch.choose(batch.chain(logits, batch.emitted, batch.histories, None))
+        tokens = batch.choose(batch.chain(logits, batch.emitted, batch.histories, None))
         finite = mx.isfinite(logits).all()
-        scores = raw_scores(logits, token, [row])
-        mx.eval(token, finite, *scores)
+        scores = raw_scores(logits, tokens, [row])
+        mx.eval(tokens, finite, *scores)
         row.draws += 1
         if not finite.item():
             row.error = NonFiniteLogits("the model produced NaN or infinite logits on the prompt")
             return
-        kept = emit(row, [int(token.item())])
+        kept = emit(row, np.array(tokens)[0].tolist())
         row.statistics.emitted["prefill"] += 1
         if row.drafts:
             row.pending = Pending(hidden[0], kept)
-        if read := read_scores(token, scores):
+        if read := read_scores(tokens, scores):
             row.scores += read[0]
 
     def _forward(self, row: Row, start: int, end: int, *, keep_steps: bool) -> mx.array:

@@ -84,9 +84,7 @@ class ProfiledCycle(Cycle):
         return result
 
 
-def _timed(
-    stage: Callable[[], T], arrays: Callable[[T], tuple[mx.array | None, ...]] | None = None
-) -> tuple[T, float]:
+def _timed(stage: Callable[[], T], arrays: Callable[[T], tuple[mx.array | None, ...]] | None = None) -> tuple[T, float]:
     begin = time.perf_counter()
     result = stage()
     if arrays:

@@ -156,7 +156,9 @@ def validate(request: Request, *, vocab_size: int, context_length: int, max_dept
     if outside := [token for token in prompt if not 0 <= token < vocab_size]:
         raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary of {vocab_size}", param="prompt")
     if outside := [token for token in params.logit_bias or {} if token >= vocab_size]:
-        raise InvalidRequest(f"logit_bias: token id {outside[0]} is outside the vocabulary of {vocab_size}", param="logit_bias")
+        raise InvalidRequest(
+            f"logit_bias: token id {outside[0]} is outside the vocabulary of {vocab_size}", param="logit_bias"
+        )
     room = context_length - len(prompt)
     if room < 1:
         raise ContextOverflow(

@@ -78,9 +78,7 @@ class Chain:
         self._min_tokens = [p.min_tokens if stops else 0 for p, stops in zip(params, stop_ids, strict=True)]
         self._stops = self._stop_masks(stop_ids) if any(self._min_tokens) else None
 
-        self._penalises = (
-            self._repetition.differs(1) or self._presence.differs(0) or self._frequency.differs(0)
-        )
+        self._penalises = self._repetition.differs(1) or self._presence.differs(0) or self._frequency.differs(0)
 
     def __call__(
         self,

@@ -85,7 +85,7 @@ class Architecture:
     def head_parameters(self, text_config: Mapping[str, Any]) -> set[str]:
         """Names of an unquantised head's parameters."""
         module = self.build(text_config, True)
-        return {name for name, _ in tree_flatten(module.parameters()) if name.startswith("mtp.")}
+        return {name for name in dict(tree_flatten(module.parameters())) if name.startswith("mtp.")}
 
 
 _REGISTRY: dict[str, Architecture] = {}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
+import numpy as np
 
 from ..errors import CheckpointError
 from .base import Architecture, architecture, model_types
@@ -133,9 +134,8 @@ def norm_convention(weights: Iterable[mx.array], otherwise: NormConvention) -> N
         weights: every norm weight of a trunk, or of a head.
         otherwise: the answer where the values do not say.
     """
-    values = mx.concatenate([weight.astype(mx.float32).reshape(-1) for weight in weights])
-    negative = mx.mean(values < 0).item()
-    median = mx.sort(values)[values.size // 2].item()
+    values = np.concatenate([np.array(weight.astype(mx.float32)).reshape(-1) for weight in weights])
+    negative, median = float(np.mean(values < 0)), float(np.median(values))
     if median < 0.35 or negative > 0.2:
         return "zero-centred"
     if median > 0.75:
@@ -216,9 +216,7 @@ def _canonical(files: list[Path], family: Architecture, notes: list[str]) -> dic
     return tensors
 
 
-def _norms(
-    tensors: Mapping[str, mx.array], family: Architecture, layout: str, *, head: bool
-) -> NormConvention:
+def _norms(tensors: Mapping[str, mx.array], family: Architecture, layout: str, *, head: bool) -> NormConvention:
     weights = [t for name, t in tensors.items() if name.startswith(HEAD) == head and family.norms(name)]
     if not weights:
         raise CheckpointError(f"the {'head' if head else 'trunk'} has no norm weights; the checkpoint is incomplete")

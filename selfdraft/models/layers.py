@@ -69,12 +69,13 @@ class GatedAttention(nn.Module):
         q, gate = mx.split(self.q_proj(x).reshape(batch, tokens, args.heads, -1), 2, axis=-1)
         k = self.k_proj(x).reshape(batch, tokens, args.kv_heads, -1)
         v = self.v_proj(x).reshape(batch, tokens, args.kv_heads, -1)
-        starts: int | mx.array = offsets[0] if batch == 1 else mx.array(offsets)
+        starts: int | mx.array = offsets[0] if batch == 1 else mx.array(list(offsets))
         q = self.rope(self.q_norm(q).swapaxes(1, 2), offset=starts)
         k = self.rope(self.k_norm(k).swapaxes(1, 2), offset=starts)
         out = attend(rows, offsets, q, k, v.swapaxes(1, 2), args.head_dim**-0.5)
         out = out.swapaxes(1, 2).reshape(batch, tokens, -1)
-        return self.o_proj(out * mx.sigmoid(gate.reshape(batch, tokens, -1)))
+        gated: mx.array = self.o_proj(out * mx.sigmoid(gate.reshape(batch, tokens, -1)))
+        return gated
 
 
 @dataclass(frozen=True)
@@ -106,9 +107,7 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_z = nn.Linear(args.hidden_size, value_width, bias=False)
         self.in_proj_b = nn.Linear(args.hidden_size, args.value_heads, bias=False)
         self.in_proj_a = nn.Linear(args.hidden_size, args.value_heads, bias=False)
-        self.conv1d = nn.Conv1d(
-            args.channels, args.channels, args.taps, groups=args.channels, bias=False
-        )
+        self.conv1d = nn.Conv1d(args.channels, args.channels, args.taps, groups=args.channels, bias=False)
         self.A_log = mx.zeros(args.value_heads)
         self.dt_bias = mx.ones(args.value_heads)
         self.norm = Qwen3NextRMSNormGated(args.value_dim, eps=args.norm_eps)

@@ -60,7 +60,7 @@ def build_model(
     floating = checkpoint.architecture.required[0].rsplit(".", 1)[0]
     reference = weights.get(f"{floating}.scales", weights[f"{floating}.weight"])
     return LoadedModel(
-        model=module,  # type: ignore[arg-type]
+        model=module,
         dtype=reference.dtype,
         quantisation=quantisation_of(module),
         nbytes=sum(tensor.nbytes for tensor in weights.values()),

@@ -120,13 +120,16 @@ class DecoderLayer(nn.Module):
         """A full-attention layer."""
         return self._finish(x + self.self_attn(self.input_layernorm(x), rows, offsets))
 
-    def recur(self, x: mx.array, rows: Sequence[RowState], layer: int, keep_steps: bool) -> tuple[mx.array, CapturedLayer]:
+    def recur(
+        self, x: mx.array, rows: Sequence[RowState], layer: int, keep_steps: bool
+    ) -> tuple[mx.array, CapturedLayer]:
         """A GatedDeltaNet layer, the `layer`-th of its kind."""
         mixed, captured = self.linear_attn(self.input_layernorm(x), stacked(rows, layer), keep_steps)
         return self._finish(x + mixed), captured
 
     def _finish(self, x: mx.array) -> mx.array:
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: mx.array = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Trunk(nn.Module):
@@ -171,7 +174,8 @@ class Head(nn.Module):
         x = self.fc(pair)
         for index, layer in enumerate(self.layers):
             x = layer.attend(x, [row.head[index] for row in rows], offsets)
-        return self.norm(x)
+        out: mx.array = self.norm(x)
+        return out
 
 
 class Qwen35(nn.Module):
@@ -208,10 +212,13 @@ class Qwen35(nn.Module):
         return hidden, captured
 
     def logits(self, hidden: mx.array) -> mx.array:
-        return self.model.embed_tokens.as_linear(hidden) if self.args.tied else self.lm_head(hidden)
+        project = self.model.embed_tokens.as_linear if self.args.tied else self.lm_head
+        out: mx.array = project(hidden)
+        return out
 
     def draft(self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]) -> mx.array:
-        return self.mtp(self.model.embed_tokens(tokens), hidden, rows, offsets)
+        out: mx.array = self.mtp(self.model.embed_tokens(tokens), hidden, rows, offsets)
+        return out
 
 
 def _canonical(name: str) -> str | None:
@@ -228,9 +235,9 @@ def _canonical(name: str) -> str | None:
 
 def _is_norm(name: str) -> bool:
     """Norms that Hugging Face stores as w with an effective weight of 1 + w (not the gated one in linear_attn)."""
-    return name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight") or bool(
-        re.fullmatch(r"mtp\.pre_fc_norm_\w+\.weight", name)
-    )
+    if name.endswith("linear_attn.norm.weight"):
+        return False
+    return name.endswith("norm.weight") or name.startswith("mtp.pre_fc_norm_")
 
 
 def _convert(name: str, tensor: mx.array) -> mx.array:

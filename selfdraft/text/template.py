@@ -67,16 +67,12 @@ class ChatTemplate:
         CheckpointError: the template does not compile.
     """
 
-    def __init__(
-        self, source: str, *, tokens: Mapping[str, str] | None = None, origin: str = "chat template"
-    ) -> None:
+    def __init__(self, source: str, *, tokens: Mapping[str, str] | None = None, origin: str = "chat template") -> None:
         environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
         )
         environment.filters["tojson"] = _tojson
-        environment.globals.update(
-            raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace
-        )
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace)
         self._tokens = dict(tokens or {})
         self._origin = origin
         try:
@@ -105,9 +101,7 @@ class ChatTemplate:
             source = _configured(config.get("chat_template"), path)
         if source is None:
             return None
-        tokens = {
-            name: content for name in _TOKEN_NAMES if (content := token_content(config.get(name))) is not None
-        }
+        tokens = {name: content for name in _TOKEN_NAMES if (content := token_content(config.get(name))) is not None}
         return cls(source, tokens=tokens, origin=str(path))
 
     def render(
@@ -154,9 +148,7 @@ class ChatTemplate:
         except SecurityError as error:
             raise CheckpointError(f"{self._origin} was refused: {error}") from error
         except _Rejected as error:
-            raise InvalidRequest(
-                f"the chat template refuses this conversation: {error}", param="messages"
-            ) from error
+            raise InvalidRequest(f"the chat template refuses this conversation: {error}", param="messages") from error
         except Exception as error:  # a template is foreign code: any Python error can come out of it
             raise InvalidRequest(
                 f"{self._origin} cannot render these messages ({type(error).__name__}: {error}). "
@@ -244,6 +236,4 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Jinja's own filter escapes <, >, & and non-ASCII and sorts keys: models were not trained on that."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

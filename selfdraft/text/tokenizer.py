@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,9 @@ class Tokenizer:
         self.vocab_size: int = library.get_vocab_size(with_added_tokens=True)
         self.eos_ids: frozenset[int] = frozenset(eos_ids)
         self.bos_id = bos_id
-        flagged = {int(id) for id, token in library.get_added_tokens_decoder().items() if token.special}
-        self.special_ids: frozenset[int] = frozenset(flagged) | self.eos_ids
+        added = library.get_added_tokens_decoder()
+        self._flagged: frozenset[int] = frozenset(int(id) for id, token in added.items() if token.special)
+        self.special_ids: frozenset[int] = self._flagged | self.eos_ids
         self._anchor: int | None = library.token_to_id("a")
 
     @classmethod
@@ -68,9 +69,7 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"{path} is not a usable tokenizer: {error}. Download it again.") from error
         config = read_json(folder / "tokenizer_config.json")
-        return cls(
-            library, eos_ids=_eos_ids(folder, config, library), bos_id=_bos_id(folder, config, library)
-        )
+        return cls(library, eos_ids=_eos_ids(folder, config, library), bos_id=_bos_id(folder, config, library))
 
     def encode(self, text: str, *, special: bool) -> list[int]:
         """Token ids of `text`; nothing is added at either end.
@@ -79,8 +78,7 @@ class Tokenizer:
 
         special=False is for text that must not inject one: every added token is spelled out as ordinary text,
         the flagged ones and also the unflagged markers such as <think> or <tool_call>. Only added tokens of
-        pure white space (GPT-NeoX has them) stay: they are text. The first such call builds a second
-        tokenizer (about a second for a 250k vocabulary).
+        pure white space (GPT-NeoX has them) stay: they are text.
 
         Raises:
             InvalidRequest: a lone surrogate, which is no Unicode text; or, with special=False, text that a
@@ -93,8 +91,8 @@ class Tokenizer:
             if isinstance(text, str):
                 raise InvalidRequest(f"the text is not valid Unicode: {_surrogate(text)}") from error
             raise
-        if not special and not self.special_ids.isdisjoint(ids):
-            found = next(id for id in ids if id in self.special_ids)
+        if not special and not self._flagged.isdisjoint(ids):
+            found = next(id for id in ids if id in self._flagged)
             raise InvalidRequest(f"the text spells control token {self._library.id_to_token(found)!r}")
         return ids
 
@@ -126,11 +124,13 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:
         """A copy that does not recognise added tokens in text."""
-        state = json.loads(self._library.to_str())
-        for token in state["added_tokens"]:
+        library = self._library
+        plain = tokenizers.Tokenizer(library.model)  # shared, not copied: vocabulary and merges are large
+        plain.normalizer, plain.pre_tokenizer = library.normalizer, library.pre_tokenizer
+        added = sorted(library.get_added_tokens_decoder().items())  # in this order each gets the id it has
+        for marker, run in groupby((token for _, token in added), key=lambda token: bool(token.content.strip())):
             # encode_special_tokens spells out flagged tokens only, so the unflagged markers are flagged here.
-            token["special"] = bool(token["content"].strip())
-        plain = tokenizers.Tokenizer.from_str(json.dumps(state))
+            (plain.add_special_tokens if marker else plain.add_tokens)(list(run))
         plain.encode_special_tokens = True
         return plain
 
@@ -149,9 +149,7 @@ def _eos_ids(folder: Path, tokenizer_config: dict[str, Any], library: tokenizers
         if value is None or not ids:
             continue
         if not all(type(id) is int and id >= 0 for id in ids):
-            raise CheckpointError(
-                f"{folder}: eos_token_id in {name} must be an id or a list of them, not {value!r}."
-            )
+            raise CheckpointError(f"{folder}: eos_token_id in {name} must be an id or a list of them, not {value!r}.")
         return frozenset(ids)
     token = token_content(tokenizer_config.get("eos_token"))
     return frozenset() if token is None else frozenset([_id_of(token, "eos_token", folder, library)])

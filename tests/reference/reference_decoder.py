@@ -319,7 +319,7 @@ def generate(
     tokens, tried, accepted, accepted_by_cycle = [last], [0] * depth, [0] * depth, []
     trunk_margin, head_margin = margin(first_logits), float("inf")
     # The true pairs (trunk hidden, token after it) that the head has not seen yet.
-    pair_tokens, pair_hiddens = prompt.ids[1:] + [last], prompt.hiddens
+    pair_tokens, pair_hiddens = [*prompt.ids[1:], last], prompt.hiddens
 
     while len(tokens) < max_tokens and last not in stop:
         # Draft: the true pairs first, then the head's own outputs.
@@ -368,7 +368,7 @@ def generate(
 
         # Commit.
         state.keep(kept + 1, block=depth + 1)
-        pair_tokens, pair_hiddens = drafts[:kept] + [last], hiddens[: kept + 1]
+        pair_tokens, pair_hiddens = [*drafts[:kept], last], hiddens[: kept + 1]
         tokens += pair_tokens
 
     return Continuation(tokens[:max_tokens], tried, accepted, accepted_by_cycle, trunk_margin, head_margin)

@@ -1,0 +1,43 @@
+# Selfdraft. `make` lists what there is.
+.DEFAULT_GOAL := help
+.PHONY: help setup start test test-full test-reference check mutants bench clean
+
+PY := .venv/bin/python
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## create .venv and install; the command is then .venv/bin/selfdraft
+	@sh scripts/setup.sh
+
+start: setup ## open a chat with the bundled model
+	@.venv/bin/selfdraft chat
+
+test: ## all tests that need no more than this machine; under 15 minutes on 2 cores
+	@sh scripts/setup.sh test
+	$(PY) -m pytest -n 2 --dist worksteal
+
+test-full: ## the whole parity grid: 50 prompts x 128 tokens x depths 0-5 x bf16/4-bit/8-bit; takes hours
+	@sh scripts/setup.sh test
+	SELFDRAFT_FULL_RESULT=benchmarks/results/parity_grid.json $(PY) -m pytest -m full tests/full -o addopts=-q
+
+test-reference: ## regenerate the reference fixtures with torch and transformers, in a .venv-reference of its own
+	@sh scripts/setup_reference.sh
+	.venv-reference/bin/python -m pytest -q -c tests/reference/pytest.ini tests/reference
+
+check: ## ruff and mypy --strict
+	@sh scripts/setup.sh check
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+mutants: ## plant known faults in a copy and show which test catches each
+	@sh scripts/setup.sh test
+	$(PY) tools/mutants.py
+
+bench: ## speed on this machine against stock mlx-lm, in one alternating run
+	@sh scripts/setup.sh
+	$(PY) benchmarks/decode.py
+
+clean: ## remove the environments and caches
+	rm -rf .venv .venv-reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
