@@ -6,7 +6,7 @@ import os
 
 os.environ.setdefault("SELFDRAFT_BLAS", "reference")
 
-from selfdraft.device import choose_blas  # noqa: E402 - must come before anything imports MLX
-from selfdraft.settings import load_settings  # noqa: E402
+from selfdraft.device import choose_blas
+from selfdraft.settings import load_settings
 
 choose_blas(load_settings().blas)

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from ..errors import NonFiniteLogits
 from ..models.base import Model
+from ..params import SamplingParams
 from ..state import Captured
 from . import noise
 from .accept import RejectionRule, at, coupled, rejection
@@ -94,7 +95,7 @@ class Cycle:
     def __init__(self, model: Model, rule: RejectionRule) -> None:
         self._model = model
         self._rule = rule
-        self._chain_key: tuple[int, ...] = ()
+        self._chain_key: list[tuple[SamplingParams, frozenset[int]]] = []
         self._chain: Chain | None = None
         self.synchronisations = 0
 
@@ -107,11 +108,10 @@ class Cycle:
         self.commit(batch, verified, outcome)
 
     def batch(self, rows: Sequence[Row], depths: Sequence[int]) -> Batch:
-        """Put rows together; the chain is built again only when the rows changed."""
-        key = tuple(id(row) for row in rows)
+        """Put rows together; the chain is built again only when what it is made of changed."""
+        key = [(row.params, row.stop_ids) for row in rows]
         if self._chain is None or key != self._chain_key:
-            stops = [row.stop_ids for row in rows]
-            self._chain = Chain([row.params for row in rows], stops, self._model.vocab_size)
+            self._chain = Chain([row.params for row in rows], [row.stop_ids for row in rows], self._model.vocab_size)
             self._chain_key = key
         return Batch(rows, depths, self._chain, self._model.vocab_size)
 
@@ -179,7 +179,9 @@ class Cycle:
         tokens = mx.where(positions < accepted[:, None], padded, following[:, None])
         finite = _finite(verified.logits)
         if drafts.finite is not None:
-            finite = finite & mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
+            # Columns past a row's depth are padding: another row's hidden, or drafts nobody asked for.
+            drafted = mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
+            finite = finite & (drafted | (positions >= mx.array(batch.depths)[:, None]))
         scores = raw_scores(verified.logits, tokens, batch.rows)
         self._synchronise(accepted, tokens, finite, *scores)
         return Outcome(
@@ -196,7 +198,9 @@ class Cycle:
             accepted, depth = outcome.accepted[index], batch.depths[index]
             row.draws += batch.depth + 1
             row.statistics.cycles += 1
-            if not all(outcome.finite[index][: min(accepted, depth) + 1]):
+            # What stays of a rejection window may hang on all of it; a coupled row's only on what was emitted.
+            decisive = accepted if row.coupled else depth
+            if not all(outcome.finite[index][: decisive + 1]):
                 row.error = NonFiniteLogits(
                     f"the model produced NaN or infinite logits after {len(row.emitted)} tokens; "
                     "try another dtype (SELFDRAFT_DTYPE=float32) or fetch the checkpoint again"
@@ -209,7 +213,7 @@ class Cycle:
             if row.drafts and not row.done:
                 self._remember(row, verified.hidden[index, : len(kept)], kept)
             if outcome.scores and row.params.logprobs is not None:
-                row.scores += outcome.scores[index][: len(kept)]
+                row.scores += [score.best(row.params.logprobs) for score in outcome.scores[index][: len(kept)]]
         verified.captured.commit(batch.states, kept_counts)
 
     def _catch_up(self, batch: Batch) -> None:
@@ -297,7 +301,7 @@ def raw_scores(logits: mx.array, tokens: mx.array, rows: Sequence[Row]) -> tuple
     raw = logits.astype(mx.float32)
     logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
-    count = max(wanted)
+    count = min(max(wanted), logits.shape[-1])
     if count == 0:
         return (chosen,)
     best = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[..., :count]

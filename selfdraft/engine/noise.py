@@ -18,15 +18,14 @@ __all__ = ["Stream", "gumbel", "stream", "uniform"]
 
 Stream = tuple[int, int]
 
+_LEAST_GUMBEL = -4.0  # below the noise of any other uniform
 _UNIFORM = 0x5BD1E995  # separates uniforms from Gumbel noise at the same counter
 
 
 def stream(seed: int | None, choice: int) -> Stream:
     """The stream of a request: of (seed, choice), or a fresh one without a seed."""
-    if seed is None:
-        digest = os.urandom(8)
-    else:
-        digest = hashlib.blake2b(f"{seed}/{choice}".encode(), digest_size=8).digest()
+    name = f"{seed}/{choice}".encode()
+    digest = os.urandom(8) if seed is None else hashlib.blake2b(name, digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
@@ -34,7 +33,8 @@ def gumbel(streams: Sequence[Stream], counters: Sequence[int], count: int, vocab
     """Standard Gumbel noise [B, count, vocab_size]: row b's at counters[b], counters[b] + 1, ..."""
     keys = _keys(streams, counters, count, 0)
     flat = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
-    return flat.reshape(len(streams), count, vocab_size)
+    # A uniform of exactly 0 (one in 2^32) gives -inf, which would let a law of one token choose another.
+    return mx.maximum(flat, _LEAST_GUMBEL).reshape(len(streams), count, vocab_size)
 
 
 def uniform(streams: Sequence[Stream], counters: Sequence[int], count: int) -> mx.array:

@@ -67,11 +67,11 @@ class Prefill:
             row.error = NonFiniteLogits("the model produced NaN or infinite logits on the prompt")
             return
         kept = emit(row, np.array(tokens)[0].tolist())
-        row.statistics.emitted["prefill"] += 1
+        row.statistics.emitted["prefill"] += len(kept)
         if row.drafts:
             row.pending = Pending(hidden[0], kept)
         if read := read_scores(tokens, scores):
-            row.scores += read[0]
+            row.scores += read[0][: len(kept)]
 
     def _forward(self, row: Row, start: int, end: int, *, keep_steps: bool) -> mx.array:
         tokens = mx.array([list(row.request.prompt[start:end])])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
@@ -48,6 +48,10 @@ class TokenScores:
     token: int
     logprob: float
     top: list[tuple[int, float]]
+
+    def best(self, count: int) -> TokenScores:
+        """With the `count` most likely tokens only: rows of a batch may ask for different numbers."""
+        return replace(self, top=self.top[:count])
 
 
 @dataclass

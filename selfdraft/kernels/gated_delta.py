@@ -16,6 +16,7 @@ from mlx_lm.models.gated_delta import gated_delta_kernel
 __all__ = ["gated_delta_chunked", "gated_delta_prefill", "gated_delta_steps", "unit_lower_inverse"]
 
 CHUNK = 64  # tokens solved together; a power of two
+_LEAST_DECAY = 1e-37  # about the smallest normal fp32
 
 
 def gated_delta_steps(
@@ -72,7 +73,8 @@ def gated_delta_chunked(
     tokens = q.shape[1]
     q, k = _to_value_heads(q, v), _to_value_heads(k, v)
     q, k, v = (_chunks(x.astype(mx.float32), tokens) for x in (q, k, v))  # [B, H, N, C, D]
-    log_g = _chunks(mx.log(g.astype(mx.float32))[..., None], tokens)[..., 0]  # padding: log 1
+    g = mx.maximum(g.astype(mx.float32), _LEAST_DECAY)  # the logarithm of an underflowed decay would make NaN below
+    log_g = _chunks(mx.log(g)[..., None], tokens)[..., 0]  # padding: log 1
     beta = _chunks(beta.astype(mx.float32)[..., None], tokens)  # padding: 0, so nothing is written
 
     total = mx.cumsum(log_g, axis=-1)

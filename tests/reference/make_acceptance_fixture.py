@@ -2,8 +2,9 @@
 
     python tests/reference/make_acceptance_fixture.py CHECKPOINT [--seeds N] [--output FILE]
 
-CHECKPOINT is the folder of the reference model (config, weights, tokenizer, chat template).  Before anything is
-measured, the decoder must reproduce `tests/fixtures/golden/`.  The `definitions` in the file say what the figures mean.
+CHECKPOINT is the folder of the reference model (config, weights, tokenizer, chat template).  Before anything
+is measured, the decoder must reproduce `tests/fixtures/golden/`.  The `definitions` in the file say what the
+figures mean.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ KINDS = ("chat", "prose", "code")
 GOLDEN_TOLERANCE = 2e-4  # logits reach 45, so this is about twice what float32 leaves open
 
 DEFINITIONS = {
-    "acceptance": "accepted/tried at a draft position, conditional on the earlier drafts of the cycle being accepted",
-    "tried": "cycles in which the draft at this position was compared with the trunk: every earlier draft of the cycle "
-    "was accepted. Drafts after an accepted EOS are not tried",
+    "acceptance": "accepted/tried at a draft position, conditional on the earlier drafts being accepted",
+    "tried": "cycles in which the draft at this position was compared with the trunk: every earlier draft of "
+    "the cycle was accepted. Drafts after an accepted EOS are not tried",
     "cycles": "each drafts `depth` tokens and verifies them in one trunk forward. They run while fewer than "
-    "`max_tokens` tokens are out and no EOS is. The last one has the full depth and counts in full, even where it goes "
-    "past `max_tokens`",
-    "tokens": "the new tokens, cut at `max_tokens`; an EOS is the last of them. The first comes from the prompt's last "
-    "position and belongs to no cycle; a cycle adds its accepted drafts and one correction or bonus (none after an "
-    "accepted EOS)",
+    "`max_tokens` tokens are out and no EOS is. The last one has the full depth and counts in full, even "
+    "where it goes past `max_tokens`",
+    "tokens": "the new tokens, cut at `max_tokens`; an EOS is the last of them. The first comes from the "
+    "prompt's last position and belongs to no cycle; a cycle adds its accepted drafts and one correction or "
+    "bonus (none after an accepted EOS)",
     "accepted_by_cycle": "accepted drafts of each cycle in order",
-    "trunk_margin": "smallest difference between the trunk's two largest logits at a position that decided a token; "
-    "head_margin: the same for the head at tried drafts. A runtime whose rounding is coarser than this may differ",
+    "trunk_margin": "smallest difference between the trunk's two largest logits at a position that decided a "
+    "token; a runtime whose rounding is coarser may differ",
+    "head_margin": "the same for the head's logits at tried drafts",
     "arithmetic": "float32 on the bfloat16 weights, one thread",
 }
 
@@ -86,9 +88,7 @@ def check_golden(model: ReferenceModel) -> float:
         if drafts != prompt["drafts"]:
             raise ValueError(f"golden prompt {prompt['name']}: drafts {drafts}, expected {prompt['drafts']}")
     if largest > GOLDEN_TOLERANCE:
-        raise ValueError(
-            f"the decoder is {largest:.2g} away from the golden values (allowed {GOLDEN_TOLERANCE})"
-        )
+        raise ValueError(f"the decoder is {largest:.2g} away from golden (allowed {GOLDEN_TOLERANCE})")
     return largest
 
 

@@ -1,13 +1,13 @@
 """Writes tiny random Qwen3.5 checkpoints and what `transformers` computes from them in float32.
 
-Knows the Hugging Face layout of Qwen3.5 (dense, with an MTP head) and nothing of Selfdraft, so that it is an
-independent reference.  The trunk's values come from `Qwen3_5ForCausalLM`; the head's from a transformers decoder
-layer that is run over its whole explicit history for every draft, without any cache.
+Knows the Hugging Face layout of Qwen3.5 (dense, with an MTP head) and nothing of Selfdraft, so that it is
+an independent reference.  The trunk's values come from `Qwen3_5ForCausalLM`; the head's from a transformers
+decoder layer that is run over its whole explicit history for every draft, without any cache.
 
     python tests/reference/make_trunk_fixtures.py [FOLDER]
 
-Each variant is a folder with `config.json`, `model.safetensors` and `expected.safetensors`.  H is the hidden size, V
-the vocabulary, n the length of the long prompt:
+Each variant is a folder with `config.json`, `model.safetensors` and `expected.safetensors`.  H is the hidden
+size, V the vocabulary, n the length of the long prompt:
 
     short.ids            int32   [7]       long.ids            int32   [n]
     short.trunk_hidden   float32 [7, H]    long.trunk_hidden   float32 [8, H]   the last 8 positions
@@ -16,9 +16,10 @@ the vocabulary, n the length of the long prompt:
     long.mtp_logits      float32 [3, V]
     long.mtp_drafts      int32   [3]       argmax of each row of long.mtp_logits
 
-Hiddens are those after the final norm (`model.norm`, `mtp.norm`).  The head's history holds the entries j = 0..n-2,
-each made from (embedding of ids[j+1], trunk hidden j) at rotary position j.  Depth 1 is the output of entry n-2;
-depth k > 1 is the output of the entry (embedding of draft k-1, head hidden of depth k-1) at position n-3+k.
+Hiddens are those after the final norm (`model.norm`, `mtp.norm`).  The head's history holds the entries
+j = 0..n-2, each made from (embedding of ids[j+1], trunk hidden j) at rotary position j.  Depth 1 is the
+output of entry n-2; depth k > 1 is the output of the entry (embedding of draft k-1, head hidden of depth k-1)
+at position n-3+k.
 """
 
 from __future__ import annotations
@@ -77,15 +78,14 @@ def text_config(**settings: Any) -> dict[str, Any]:
     section_width = frequencies // 3
     interval = settings.setdefault("full_attention_interval", 4)
     layers = settings.setdefault("num_hidden_layers", 4)
+    is_full = [(index + 1) % interval == 0 for index in range(layers)]
     return {
         "model_type": "qwen3_5_text",
         "attention_bias": False,
         "attention_dropout": 0.0,
         "eos_token_id": VOCABULARY - 1,
         "hidden_act": "silu",
-        "layer_types": [
-            "linear_attention" if (index + 1) % interval else "full_attention" for index in range(layers)
-        ],
+        "layer_types": ["full_attention" if full else "linear_attention" for full in is_full],
         "linear_conv_kernel_dim": 4,
         "max_position_embeddings": 512,
         "mtp_num_hidden_layers": 1,
@@ -314,9 +314,8 @@ def random_values(name: str, shape: tuple[int, ...], random: np.random.RandomSta
         return np.linspace(0.0, np.log(16.0), shape[0]) + random.uniform(-0.3, 0.3, shape)
     if name.endswith("linear_attn.dt_bias"):
         # Together with A_log: one head forgets within a few tokens, another outlives a chunk.
-        time_step = np.exp(
-            np.linspace(np.log(0.001), np.log(0.1), shape[0]) + random.uniform(-0.3, 0.3, shape)
-        )
+        spread = np.linspace(np.log(0.001), np.log(0.1), shape[0])
+        time_step = np.exp(spread + random.uniform(-0.3, 0.3, shape))
         return time_step + np.log(-np.expm1(-time_step))  # the inverse of softplus
     if name.endswith("linear_attn.norm.weight"):
         return 1.0 + 0.3 * random.standard_normal(shape)
@@ -339,7 +338,7 @@ def make_weights(variant: Variant) -> dict[str, Tensor]:
     for name, shape in sorted(tensor_shapes(variant).items()):
         values = torch.from_numpy(random_values(name, shape, random)).float()
         if variant.dtype != torch.float32 and is_zero_centred_norm(name):
-            # 1 + w is made exact in bfloat16, so that a runtime which stores 1 + w computes the same function.
+            # 1 + w is made exact in bfloat16, so that a runtime which stores 1 + w computes the same.
             values = (1.0 + values).to(variant.dtype).float() - 1.0
         keep_float32 = bool(variant.float32_tensors) and name.endswith(variant.float32_tensors)
         weights[name] = values if keep_float32 else values.to(variant.dtype)
@@ -350,15 +349,12 @@ def make_weights(variant: Variant) -> dict[str, Tensor]:
 
 
 def load_trunk(folder: Path) -> Qwen3_5ForCausalLM:
-    """The trunk in float32, read by transformers from the files; fails if a tensor was missing or left over."""
+    """The trunk in float32, read by transformers; raises if a tensor is missing or left over."""
     model, report = Qwen3_5ForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    left_over = [
-        name
-        for name in report["unexpected_keys"]
-        if not name.startswith(("mtp.", "model.visual.", "visual."))
-    ]
+    not_trunk = ("mtp.", "model.visual.", "visual.")
+    left_over = [name for name in report["unexpected_keys"] if not name.startswith(not_trunk)]
     if report["missing_keys"] or report["mismatched_keys"] or left_over:
         raise ValueError(f"{folder.name}: transformers did not read the checkpoint as a whole: {report}")
     return model.eval()
@@ -401,9 +397,8 @@ class HeadReference:
         """Normed output [H] of the last of the entries (tokens[j], hiddens[j]) at positions j = 0..T-1."""
         length = tokens.shape[0]
         embedded = self.norms["pre_fc_norm_embedding"](self.embed(tokens))
-        entries = (
-            torch.cat([embedded, self.norms["pre_fc_norm_hidden"](hiddens)], dim=-1) @ self.input_projection.T
-        )
+        normed = self.norms["pre_fc_norm_hidden"](hiddens)
+        entries = torch.cat([embedded, normed], dim=-1) @ self.input_projection.T
         positions = torch.arange(length)[None]
         future = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
         mask = torch.zeros(length, length).masked_fill(future, float("-inf"))[None, None]
@@ -415,17 +410,18 @@ class HeadReference:
         return self.norms["norm"](output[0, -1])
 
     def draft(self, ids: Tensor, trunk_hiddens: Tensor, depths: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Argmax drafts after the prompt `ids` [n] with trunk hiddens [n, H]: hiddens, logits, drafts by depth."""
+        """Argmax drafts after the prompt `ids` [n] with trunk hiddens [n, H].
+
+        Returns hiddens [depths, H], logits [depths, V] and drafts [depths].
+        """
         tokens, hiddens = ids[1:], trunk_hiddens[:-1]
         all_hiddens, all_logits, drafts = [], [], []
         for _ in range(depths):
             hidden = self.last_output(tokens, hiddens)
             logits = self.project(hidden[None])[0]
-            best = logits.topk(2).values
-            if best[0] - best[1] < SMALLEST_DRAFT_MARGIN:
-                raise ValueError(
-                    f"a draft hangs on a margin of {float(best[0] - best[1]):.4f}: choose another seed"
-                )
+            best, second = logits.topk(2).values.tolist()
+            if best - second < SMALLEST_DRAFT_MARGIN:
+                raise ValueError(f"a draft hangs on a margin of {best - second:.4f}: choose another seed")
             all_hiddens.append(hidden)
             all_logits.append(logits)
             drafts.append(logits.argmax())
@@ -469,9 +465,8 @@ def write_variant(variant: Variant, folder: Path) -> None:
 @torch.no_grad()
 def main(folder: Path) -> None:
     disable_progress_bar()
-    torch.set_num_threads(
-        1
-    )  # the order of additions, and so the bytes of the files, must not depend on the machine
+    # The order of additions, and so the bytes of the files, must not depend on the number of cores.
+    torch.set_num_threads(1)
     for variant in VARIANTS:
         write_variant(variant, folder / variant.name)
         print(variant.name, sum(file.stat().st_size for file in (folder / variant.name).iterdir()), "bytes")

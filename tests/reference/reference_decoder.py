@@ -1,7 +1,8 @@
 """Speculative decoding of a Qwen3.5 checkpoint with its MTP head, in plain float32 torch.
 
-Knows one dense checkpoint with tied embeddings and one row; knows nothing of Selfdraft, text, batches or speed tricks.
-It is what the engine is measured against.  T is the number of tokens in a block, H the hidden size, V the vocabulary.
+Knows one dense checkpoint with tied embeddings and one row; knows nothing of Selfdraft, text, batches or
+speed tricks.  It is what the engine is measured against.  T is the number of tokens in a block, H the hidden
+size, V the vocabulary.
 """
 
 from __future__ import annotations
@@ -83,15 +84,13 @@ class ReferenceModel:
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         self.config: dict[str, Any] = config.get("text_config", config)
-        self.weights = {
-            name: value.float() for name, value in load_file(folder / "model.safetensors").items()
-        }
+        stored = load_file(folder / "model.safetensors")
+        self.weights = {name: value.float() for name, value in stored.items()}
         self.embedding = self.weights["model.embed_tokens.weight"]
         rope = self.config["rope_parameters"]
         rotary_dim = int(self.config["head_dim"] * rope["partial_rotary_factor"])
-        self.inverse_frequencies = rope["rope_theta"] ** -(
-            torch.arange(0, rotary_dim, 2).float() / rotary_dim
-        )
+        exponents = torch.arange(0, rotary_dim, 2).float() / rotary_dim
+        self.inverse_frequencies = rope["rope_theta"] ** -exponents
 
     # ---- layers
 
@@ -116,12 +115,11 @@ class ReferenceModel:
         return torch.cat([first * cosine - second * sine, second * cosine + first * sine, rest], dim=-1)
 
     def attention(self, x: Tensor, layer: str, state: AttentionState) -> Tensor:
-        """Gated attention of x [T, H] over the state's positions and the block itself, which joins the state."""
+        """Gated attention of x [T, H] over the state's positions and the block, which joins the state."""
         length, start = x.shape[0], state.keys.shape[0]
         head_dim = self.config["head_dim"]
-        query, gate = (
-            self.linear(x, layer + "self_attn.q_proj").view(length, -1, 2 * head_dim).chunk(2, dim=-1)
-        )
+        query_gate = self.linear(x, layer + "self_attn.q_proj").view(length, -1, 2 * head_dim)
+        query, gate = query_gate.chunk(2, dim=-1)
         key = self.linear(x, layer + "self_attn.k_proj").view(length, -1, head_dim)
         value = self.linear(x, layer + "self_attn.v_proj").view(length, -1, head_dim)
         query = self.rotate(self.norm(query, layer + "self_attn.q_norm"), start)
@@ -144,10 +142,8 @@ class ReferenceModel:
         inputs = torch.cat([state.window, self.linear(x, prefix + "in_proj_qkv")])
         kernel = self.weights[prefix + "conv1d.weight"]
         mixed = functional.conv1d(inputs.T[None], kernel, groups=kernel.shape[0])[0].T
-        key_width = key_heads * key_dim
-        query, key, value = functional.silu(mixed).split(
-            [key_width, key_width, value_heads * value_dim], dim=-1
-        )
+        widths = [key_heads * key_dim, key_heads * key_dim, value_heads * value_dim]
+        query, key, value = functional.silu(mixed).split(widths, dim=-1)
 
         def unit(vectors: Tensor) -> Tensor:
             heads = vectors.reshape(length, key_heads, key_dim)
@@ -215,7 +211,7 @@ class ReferenceModel:
         return self.norm(x, "model.norm")
 
     def head(self, tokens: Sequence[int], hiddens: Tensor, state: AttentionState) -> Tensor:
-        """Adds the entries (tokens[i], hiddens[i]) to the head's history and returns its normed hiddens, [T, H]."""
+        """Adds the entries (tokens[i], hiddens[i]) to the head's history; its normed hiddens, [T, H]."""
         embedded = self.norm(self.embedding[torch.tensor(tokens)], "mtp.pre_fc_norm_embedding")
         x = self.linear(torch.cat([embedded, self.norm(hiddens, "mtp.pre_fc_norm_hidden")], dim=-1), "mtp.fc")
         layer = "mtp.layers.0."
@@ -270,8 +266,8 @@ class Continuation:
     tokens: at most the tokens asked for; an end token is the last one.
     tried, accepted: per draft position 1..depth.
     accepted_by_cycle: how many drafts each cycle accepted.
-    trunk_margin, head_margin: the smallest difference between the two largest logits at any position that decided
-        a token or a tried draft.
+    trunk_margin, head_margin: the smallest difference between the two largest logits at any position that
+        decided a token or a tried draft.
     """
 
     tokens: list[int]
@@ -305,8 +301,8 @@ def generate(
 ) -> Continuation:
     """Decodes with `depth` drafts a cycle and exact rejection sampling (arXiv 2211.17192, algorithm 1).
 
-    Cycles run while fewer than `max_tokens` tokens are out and no end token is; the last cycle has the full depth
-    too and counts in full, even where it goes past `max_tokens`.
+    Cycles run while fewer than `max_tokens` tokens are out and no end token is; the last cycle has the full
+    depth too and counts in full, even where it goes past `max_tokens`.
     """
     generator = torch.Generator().manual_seed(seed)
 

@@ -1,0 +1,67 @@
+"""The entry point: commands, exit codes, and how an error looks.
+
+Exit codes: 0 done, 1 an error of this package (one line on standard error), 2 wrong usage, 130 stopped by Ctrl-C,
+141 the reader of standard output went away.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..errors import SelfdraftError
+from . import chat, inspect, run
+from .terminal import say
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="selfdraft",
+    help="Exact speculative decoding with a model's own multi-token-prediction head.",
+    epilog="selfdraft COMMAND --help explains a command and each of its flags.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+app.command("run")(run.run)
+app.command("chat")(chat.chat)
+app.command("inspect")(inspect.inspect)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"selfdraft {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code. `arguments` defaults to those of the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not end an answer
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = app(args=arguments or ["--help"], prog_name="selfdraft", standalone_mode=False)
+        return int(code or 0) if arguments else 2
+    except SelfdraftError as error:
+        say(str(error))
+        return 1
+    except typer.TyperException as error:
+        say(error.format_message())
+        context = getattr(error, "ctx", None)
+        print(f"Try '{context.command_path if context else 'selfdraft'} --help'.", file=sys.stderr)
+        return error.exit_code

@@ -1,0 +1,5 @@
+from .flags import *
+
+
+def chat() -> None:
+    "Chat"

@@ -1,0 +1,5 @@
+from .flags import *
+
+
+def inspect() -> None:
+    "Chat"

@@ -1,0 +1,133 @@
+"""`selfdraft run`: one prompt, one answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from ..errors import InvalidRequest
+from ..results import Generation, Piece
+from .answer import AnswerText
+from .command import command
+from .figures import Tally
+from .flags import ChatFlags, EngineFlags, SamplingFlags, TraceFlags, flag
+from .session import check_thinking, decoded, is_terminal, open_model, report_profile, stream
+from .terminal import dim
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from ..llm import LLM, Prompt
+
+__all__ = ["run"]
+
+
+@command
+def run(
+    prompt: Annotated[
+        str | None,
+        typer.Argument(metavar="PROMPT", help="What to answer; without it, or with -, standard input is read."),
+    ] = None,
+    *,
+    chat: ChatFlags,
+    raw: Annotated[
+        bool,
+        flag(
+            "--raw", "Take the prompt as it is, without the chat template; of standard input every byte. Default: off."
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool,
+        flag(
+            "--json",
+            "Print one JSON object when the answer is complete: schema_version, text, finish_reason, usage, timings and, "
+            "with --logprobs, logprobs. Default: off.",
+        ),
+    ] = False,
+    logprobs: Annotated[
+        int | None,
+        flag(
+            "--logprobs",
+            "With --json: the raw log-probability of each token and of the N likeliest, 0 to 20. Default: none.",
+            metavar="N",
+        ),
+    ] = None,
+    trace: TraceFlags,
+    sampling: SamplingFlags,
+    engine: EngineFlags,
+) -> None:
+    """Answer one prompt.
+
+    The answer streams to standard output; Ctrl-C stops it. Notes go to
+    standard error and, where that is a terminal, progress and figures.
+    """
+    params = sampling.params(logprobs)
+    if logprobs is not None and not as_json:
+        raise typer.BadParameter("needs --json: plain text has no place for them", param_hint="'--logprobs'")
+    if raw and (chat.system is not None or chat.think):
+        raise typer.BadParameter(
+            "goes without --system and --think, which are the chat template's", param_hint="'--raw'"
+        )
+    text = _read(prompt, raw)
+
+    llm = open_model(engine, trace)
+    think = check_thinking(llm, chat.think)
+    tokens = llm.tokens(_with_system(text, chat.system), raw=raw, enable_thinking=think)
+    with closing(cast("Generator[Piece]", stream(llm, tokens, params))) as pieces:
+        if as_json:
+            print(_json(_last(pieces)))
+        else:
+            _show(pieces, AnswerText(sys.stdout, reasoning=think))
+    report_profile(llm)
+
+
+def _read(prompt: str | None, raw: bool) -> str:
+    """The prompt, from the argument or from standard input."""
+    if prompt is None or prompt == "-":
+        if is_terminal("stdin"):
+            raise InvalidRequest('no prompt: give one, as in  selfdraft run "Who are you?"  or pipe one in')
+        prompt = decoded(sys.stdin.buffer.read()) if sys.stdin else ""
+        if not raw:
+            prompt = prompt.strip()  # templates trim a message as well, and `echo` adds a newline
+    if not prompt:
+        raise InvalidRequest("the prompt is empty; write something", param="prompt")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:  # how Python passes on bytes that are no text
+        raise InvalidRequest("the prompt is not UTF-8 text", param="prompt") from error
+    return prompt
+
+
+def _with_system(text: str, system: str | None) -> Prompt:
+    if system is None:
+        return text
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+
+
+def _last(pieces: Iterator[Piece]) -> Generation:
+    result = None
+    for piece in pieces:
+        result = piece.result
+    assert result is not None
+    return result
+
+
+def _json(result: Generation) -> str:
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(result.to_dict(), ensure_ascii=not utf8)
+
+
+def _show(pieces: Iterator[Piece], answer: AnswerText) -> None:
+    """The text as it comes and, on a terminal, a line of figures."""
+    try:
+        for piece in pieces:
+            answer.write(piece.text)
+    finally:
+        answer.end()
+    if piece.result is not None and sys.stderr.isatty():
+        dim(Tally.of(piece.result.timings).line())

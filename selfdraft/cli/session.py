@@ -1,0 +1,92 @@
+"""What `run` and `chat` share: loading a model with progress, and streaming an answer with progress of its prefill."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ..errors import InvalidRequest
+from ..params import SamplingParams
+from ..results import Piece
+from .flags import EngineFlags, TraceFlags
+from .terminal import Bar, say
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+
+__all__ = ["check_thinking", "decoded", "is_terminal", "loading_bar", "open_model", "report_profile", "stream"]
+
+LONG_PROMPT = 256  # tokens; a shorter one is read before a bar could be
+
+
+def open_model(engine: EngineFlags, trace: TraceFlags) -> LLM:
+    """Load a model, showing progress; what a user should know of it goes to standard error."""
+    from ..loading import load
+
+    settings = engine.settings()
+    if trace.verbose:
+        logging.basicConfig(stream=sys.stderr, format="%(name)s: %(message)s")
+        logging.getLogger("selfdraft").setLevel(logging.INFO)
+    with loading_bar(engine.model) as bar:
+        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar)
+    for note in llm.notes:
+        say(note)
+    return llm
+
+
+def loading_bar(model: str) -> Bar:
+    """Progress of reading weights. During a download the Hub client draws its own, so this one waits for its turn."""
+    local = model == "reference" or Path(model).expanduser().exists()
+    return Bar(f"loading {model}", "bytes", at_once=local)
+
+
+def check_thinking(llm: LLM, think: bool) -> bool:
+    """Whether thinking can be asked for; said so if it was and cannot."""
+    if think and (llm.template is None or "enable_thinking" not in llm.template.variables):
+        say("the model's chat template knows no thinking: it is left off")
+        return False
+    return think
+
+
+def stream(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Iterator[Piece]:
+    """The pieces of an answer, with a bar on standard error while a long prompt is read.
+
+    Bad input is refused at the first piece. Closing the iterator ends the row.
+    """
+    with Bar("reading the prompt", "tokens", shown=len(tokens) >= LONG_PROMPT) as bar:
+        pieces = cast("Generator[Piece]", llm.stream(tokens, params, on_prefill=bar))
+        with closing(pieces):
+            for piece in pieces:
+                if piece.token_ids or piece.result:
+                    bar.stop()
+                yield piece
+
+
+def report_profile(llm: LLM) -> None:
+    """The profile, if one was taken, to standard error."""
+    if report := llm.profile_report():
+        print(report, file=sys.stderr)
+
+
+def is_terminal(name: str) -> bool:
+    """Whether standard input or output ("stdin", "stdout") is a terminal; a closed one is none."""
+    stream = getattr(sys, name)
+    return stream is not None and bool(stream.isatty())
+
+
+def decoded(data: bytes) -> str:
+    """Text of standard input.
+
+    Raises:
+        InvalidRequest: not UTF-8.
+    """
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"standard input is not UTF-8 (byte {data[error.start]:#04x} at {error.start}); convert it with iconv"
+        ) from error

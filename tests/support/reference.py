@@ -1,0 +1,145 @@
+"""The bundled checkpoint for tests: built without its text side, and decoded by token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from selfdraft.engine import RULES, Engine, Request, Row
+from selfdraft.models.base import Model
+from selfdraft.models.checkpoint import classify
+from selfdraft.models.loader import build_model
+from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.params import SamplingParams
+from selfdraft.state import RowState
+from selfdraft.text import ChatTemplate, Tokenizer
+
+__all__ = [
+    "FIXTURES",
+    "OPENING",
+    "Prompt",
+    "cosine",
+    "decode",
+    "largest_difference",
+    "parity_prompts",
+    "prompts",
+    "reference_model",
+    "run_through",
+]
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+# A bf16 prompt token costs 13 ms on reference BLAS, so text prompts (about 200 tokens) enter the parity tests by
+# their opening.
+OPENING = 24
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line of prompts.jsonl as token ids."""
+
+    id: str
+    kind: str
+    tokens: list[int]
+
+
+def reference_model(
+    *, dtype: mx.Dtype | None = None, bits: int | None = None, group_size: int = 64, with_head: bool = True
+) -> Any:
+    """The reference checkpoint's trunk and head.
+
+    Args:
+        dtype: None keeps bf16.
+        bits: quantise every layer that can be, trunk, head and embedding, in memory.
+    """
+    model: Any = build_model(classify(find_model(REFERENCE)), with_head=with_head, dtype=dtype).model
+    if bits:
+        nn.quantize(model, group_size=group_size, bits=bits)
+        mx.eval(model.parameters())
+    return model
+
+
+@cache
+def prompts() -> tuple[Prompt, ...]:
+    """The 90 held-out prompts, rendered by our own template and tokenizer."""
+    folder = find_model(REFERENCE)
+    tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+    assert template is not None
+    found = []
+    for line in (FIXTURES / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        text = record.get("text") or template.render(
+            record["messages"], tools=record.get("tools"), enable_thinking=record.get("enable_thinking", False)
+        )
+        found.append(Prompt(record["id"], record["kind"], tokenizer.encode(text, special=True)))
+    return tuple(found)
+
+
+def parity_prompts() -> list[Prompt]:
+    """50 of them: 36 chats as they are, and the openings of 7 prose and 7 code prompts, evenly mixed."""
+    chats = sorted((p for p in prompts() if p.kind == "chat"), key=lambda p: (len(p.tokens), p.id))[:36]
+    texts = [[p for p in prompts() if p.kind == kind][:7] for kind in ("prose", "code")]
+    openings = [Prompt(p.id, p.kind, p.tokens[:OPENING]) for pair in zip(*texts, strict=True) for p in pair]
+    mixed = [(index / len(chats), p) for index, p in enumerate(chats)]
+    mixed += [(index / len(openings), p) for index, p in enumerate(openings)]
+    return [p for _, p in sorted(mixed, key=lambda pair: pair[0])]
+
+
+def decode(
+    model: Model,
+    rows: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    rule: str = "block",
+    prefill_chunk: int = 4096,
+    stop_ids: frozenset[int] = frozenset(),
+) -> list[Row]:
+    """Decode prompts side by side, as rows of one engine, to their end."""
+    engine = Engine(model, rule=RULES[rule], prefill_chunk=prefill_chunk)
+    resolved = params.resolved({})
+    added = [engine.add(Request(list(tokens), resolved, stop_ids=stop_ids)) for tokens in rows]
+    # A batch that is complete when its first cycle runs keeps every cycle at full width.
+    while engine.rows:
+        engine.step()
+    for row in added:
+        if row.error is not None:
+            raise row.error
+    return added
+
+
+def run_through(
+    model: Model, tokens: Sequence[int], state: RowState, pieces: Iterator[int] | None = None, *, keep_steps: bool
+) -> mx.array:
+    """Forward tokens through the trunk in pieces of the given sizes (the last one takes what is left).
+
+    Returns:
+        Hidden [T, H]; `state` is behind the last token.
+    """
+    hidden, done = [], 0
+    while done < len(tokens):
+        count = min(next(pieces, len(tokens)) if pieces else len(tokens), len(tokens) - done)
+        out, captured = model.forward(mx.array([list(tokens[done : done + count])]), [state], keep_steps=keep_steps)
+        captured.commit([state], [count])
+        mx.eval(out, state.arrays())
+        hidden.append(out[0])
+        done += count
+    return mx.concatenate(hidden)
+
+
+def cosine(a: mx.array, b: mx.array) -> float:
+    """Least cosine between corresponding rows of [..., N]."""
+    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    norms = mx.linalg.norm(a, axis=-1) * mx.linalg.norm(b, axis=-1)
+    return float(((a * b).sum(axis=-1) / norms).min().item())
+
+
+def largest_difference(a: mx.array, b: mx.array) -> float:
+    """Largest absolute difference of two arrays."""
+    return float(mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item())

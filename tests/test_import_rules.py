@@ -1,0 +1,106 @@
+"""Guards the arrows of docs/architecture.md: a package imports only what stands below it, and nothing heavy early."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import selfdraft
+
+PACKAGE = Path(selfdraft.__file__).parent
+
+# What each part may import of this project. A part that is missing here fails the test: decide where it stands.
+ALLOWED = {
+    "errors": set(),
+    "params": {"errors"},
+    "results": set(),
+    "device": {"errors"},
+    "settings": {"device", "errors"},
+    "kernels": set(),
+    "state": {"kernels"},
+    "models": {"errors", "kernels", "state"},
+    "engine": {"errors", "models", "params", "results", "state"},
+    "text": {"errors"},
+    "llm": {"device", "engine", "errors", "models", "params", "results", "settings", "text"},
+    "loading": {"device", "llm", "settings"},
+    "assets": set(),
+    "cli": {
+        "device",
+        "engine",
+        "errors",
+        "llm",
+        "loading",
+        "models",
+        "params",
+        "results",
+        "settings",
+        "text",
+        "__init__",
+    },
+    "__init__": {"errors", "llm", "loading", "params", "results"},
+    "__main__": {"cli"},
+}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The package, or the top-level module, a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Parts of this project a file imports, also inside functions."""
+    found = set()
+    depth = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == depth:
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+            found |= {name.split(".")[0] for name in names if name}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").split(".")[0] == "selfdraft":
+            rest = (node.module or "").split(".")[1:]
+            found |= {rest[0]} if rest else {"__init__"}
+    return {name if (PACKAGE / name).is_dir() or (PACKAGE / f"{name}.py").exists() else "__init__" for name in found}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    part = part_of(path)
+    assert part in ALLOWED, f"{part} has no place in the import rules"
+    forbidden = imported_parts(path) - ALLOWED[part] - {part}
+    assert not forbidden, f"{path.relative_to(PACKAGE)} may not import {sorted(forbidden)}"
+
+
+@pytest.mark.parametrize("part", ["engine", "models", "state", "kernels"])
+def test_the_core_knows_no_text_and_no_terminal(part: str) -> None:
+    banned = {"tokenizers", "jinja2", "transformers", "rich", "typer", "prompt_toolkit", "fastapi"}
+    for path in (PACKAGE / part).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.append(node.module or "")
+            assert not banned & {name.split(".")[0] for name in names}, path
+
+
+@pytest.mark.parametrize(
+    "statement", ["import selfdraft", "from selfdraft import load, SamplingParams", "import selfdraft.cli.app"]
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
+    """`load` must be able to choose the BLAS, and `--help` must be quick."""
+    probe = f"{statement}; import sys; print([n for n in ('mlx.core', 'transformers', 'mlx_lm') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_files_and_functions_stay_small() -> None:
+    """A file past 500 lines, or a function past 60, is a sign that two things live in it."""
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        assert text.count("\n") <= 500, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert (node.end_lineno or 0) - node.lineno <= 60, f"{path}: {node.name}"
