@@ -1,9 +1,9 @@
-"""How an answer appears as it comes: piped, exactly its text; on a terminal, words wrapped and control codes disarmed."""
+"""How an answer appears: piped, exactly its text; on a terminal, words wrapped and control codes disarmed."""
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 from typing import TextIO
 
 from .terminal import DIM, PLAIN, is_fancy
@@ -27,7 +27,7 @@ class AnswerText:
 
     def __init__(self, out: TextIO, *, reasoning: bool = False) -> None:
         self._out = out
-        self._wrap = Wrap(os.get_terminal_size(out.fileno()).columns) if is_fancy(out) else None
+        self._wrap = Wrap(shutil.get_terminal_size().columns) if is_fancy(out) else None
         self._reasoning = reasoning
         self._open_line = False
 
@@ -56,7 +56,7 @@ class AnswerText:
 
 
 class Wrap:
-    """Breaks lines between words. A word may come in pieces: one that overflows is taken back and begun on the next line.
+    """Breaks lines between words, which may come in pieces: one that overflows is taken back to the next line.
 
     Args:
         width: columns of the terminal.

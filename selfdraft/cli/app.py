@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(str(error))
         return 1
     except typer.TyperException as error:
-        say(error.format_message())
+        say(error.format_message().replace(": Value error, ", ": "))  # how typer says that a choice does not exist
         context = getattr(error, "ctx", None)
         print(f"Try '{context.command_path if context else 'selfdraft'} --help'.", file=sys.stderr)
         return error.exit_code

@@ -22,7 +22,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     Every parameter annotated with a dataclass (see `flags`) stands for the fields of that dataclass.
     """
     hints = get_type_hints(function, include_extras=True)
-    groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in groups:

@@ -5,23 +5,39 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ..params import SamplingParams
-from ..results import Piece, Timings
+from ..results import FinishReason, Piece, Timings
 from .answer import END_OF_REASONING
 from .figures import Tally
-from .flags import parse_depth
-from .session import stream
+from .sampling_flags import parse_depth
+from .session import opens_reasoning, stream
 
 if TYPE_CHECKING:
     from ..llm import LLM
 
-__all__ = ["Conversation"]
+__all__ = ["Conversation", "Turn"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message about to be answered.
+
+    Attributes:
+        text: of the message.
+        tokens: the whole conversation up to where the answer begins.
+        reasoning: the answer will open with reasoning.
+    """
+
+    text: str
+    tokens: list[int]
+    reasoning: bool
 
 
 class Conversation:
-    """Turns of a user and a model. A turn that fails, or is stopped before its first token, leaves no trace.
+    """Turns of a user and a model. One that fails, or is stopped before its first token, leaves no trace.
 
     Attributes:
         params: how answers are sampled.
@@ -29,7 +45,8 @@ class Conversation:
         think: whether the model is to reason first.
         messages: the finished turns, without the system prompt.
         last: figures of the last answer; None before the first.
-        total: figures of all answers, also of those forgotten by `reset`.
+        finish: how the last answer ended.
+        total: figures of all answers, also of those that `reset` made it forget.
         length: tokens of the conversation, the last answer included.
     """
 
@@ -40,38 +57,46 @@ class Conversation:
         self.think = think
         self.messages: list[dict[str, str]] = []
         self.last: Tally | None = None
+        self.finish: FinishReason = "stop"
         self.total = Tally()
         self.length = 0
 
-    def ask(self, text: str, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
-        """The answer to a message, piece by piece (a piece may be empty).
+    def turn(self, text: str) -> Turn:
+        """Put a message behind the conversation. Raises what `LLM.tokens` raises."""
+        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages = [*opening, *self.messages, {"role": "user", "content": text}]
+        tokens = self.llm.tokens(messages, enable_thinking=self.think)
+        return Turn(text, tokens, opens_reasoning(self.llm, tokens))
+
+    def answer(self, turn: Turn, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
+        """The answer, piece by piece (a piece may be empty).
 
         Args:
-            stopped: looked at between pieces; once true, the answer ends and what there is of it counts.
+            stopped: looked at between pieces; once true, the answer ends, and what there is of it counts.
 
         Raises:
             ContextOverflow: the conversation no longer fits the context.
             SelfdraftError: what else `LLM.stream` raises.
         """
-        question = {"role": "user", "content": text}
-        tokens = self.llm.tokens([*self._opening(), *self.messages, question], enable_thinking=self.think)
         answer: list[str] = []
         timings: Timings | None = None
-        with closing(cast("Generator[Piece]", stream(self.llm, tokens, self.params))) as pieces:
+        finish: FinishReason = "cancelled"
+        with closing(cast("Generator[Piece]", stream(self.llm, turn.tokens, self.params))) as pieces:
             for piece in pieces:
                 answer.append(piece.text)
                 yield piece.text
                 if piece.result is not None:
-                    timings = piece.result.timings
+                    timings, finish = piece.result.timings, piece.result.finish_reason
                 elif stopped():
                     timings = self._timings_so_far()
-                    break
-        if timings is None or not sum(timings.emitted.values()):
-            return
-        self.messages += [question, self._message("".join(answer))]
-        self.last = Tally.of(timings)
-        self.total.add(timings)
-        self.length = len(tokens) + self.last.tokens
+                    if timings is not None:
+                        break
+        if timings is not None and any(timings.emitted.values()):
+            self._remember(turn, "".join(answer))
+            self.finish = finish
+            self.last = Tally.of(timings)
+            self.total.add(timings)
+            self.length = len(turn.tokens) + self.last.tokens
 
     def reset(self) -> None:
         """Forget the messages; settings stay."""
@@ -86,16 +111,13 @@ class Conversation:
         """
         self.params = dataclasses.replace(self.params, depth=parse_depth(depth))
 
-    def _opening(self) -> list[dict[str, str]]:
-        return [] if self.system is None else [{"role": "system", "content": self.system}]
-
-    def _message(self, answer: str) -> dict[str, str]:
-        """An answer as the template wants it; reasoning that was stopped before its end is not taken for an answer."""
-        if self.think and END_OF_REASONING not in answer:
-            return {"role": "assistant", "content": "", "reasoning_content": answer}
-        return {"role": "assistant", "content": answer}
-
     def _timings_so_far(self) -> Timings | None:
-        """Figures of the answer being stopped: its row is the engine's only one."""
+        """Figures of the answer being stopped, the engine's only row; None if it has just ended by itself."""
         rows = self.llm.engine.rows
         return rows[-1].statistics.timings() if rows else None
+
+    def _remember(self, turn: Turn, answer: str) -> None:
+        message = {"role": "assistant", "content": answer}
+        if turn.reasoning and END_OF_REASONING not in answer:  # stopped while it reasoned: that is no answer
+            message = {"role": "assistant", "content": "", "reasoning_content": answer}
+        self.messages += [{"role": "user", "content": turn.text}, message]

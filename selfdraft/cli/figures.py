@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ..results import Timings
+from ..results import FinishReason, Timings
 
 __all__ = ["Tally"]
+
+
+_IN_A_LINE = 4  # positions whose acceptance fits a line of 80 columns beside the rest
 
 
 @dataclass
@@ -44,12 +47,14 @@ class Tally:
         self.tried = _sum(self.tried, timings.drafts_tried)
         self.accepted = _sum(self.accepted, timings.drafts_accepted)
 
-    def line(self) -> str:
-        """One line: tokens, speed, tokens a cycle, acceptance."""
-        parts = [f"{self.tokens} token{'' if self.tokens == 1 else 's'}"]
+    def line(self, finish: FinishReason = "stop") -> str:
+        """One line: tokens, speed, tokens a cycle, acceptance; and first, if the answer did not end by itself, so."""
+        parts = {"length": ["cut short"], "cancelled": ["stopped"]}.get(finish, [])
+        parts += [f"{self.tokens} token{'' if self.tokens == 1 else 's'}"]
         if self.cycles:
-            parts += [f"{self.speed:.1f} tok/s", f"{self.per_cycle:.2f} tokens a cycle", self.acceptance]
-        return " · ".join(parts)
+            parts += [f"{self.speed:.1f} tok/s", f"{self.per_cycle:.2f} a cycle"]
+            parts.append(f"accepted {self._acceptance(_IN_A_LINE)}" if self.tried else "plain decoding")
+        return ", ".join(parts)
 
     @property
     def speed(self) -> float:
@@ -63,9 +68,12 @@ class Tally:
 
     @property
     def acceptance(self) -> str:
-        """Accepted / tried, in percent, position by position."""
-        rates = [f"{a / t:.0%}".rstrip("%") for a, t in zip(self.accepted, self.tried, strict=True) if t]
-        return f"accepted {' '.join(rates)} %" if rates else "no drafts"
+        """Accepted / tried in percent, position by position; empty where nothing was drafted."""
+        return self._acceptance(len(self.tried)) if self.tried else ""
+
+    def _acceptance(self, most: int) -> str:
+        rates = [f"{100 * a / t:.0f}" for a, t in zip(self.accepted, self.tried, strict=True) if t]
+        return " ".join([*rates[:most], *["…"] * (len(rates) > most), "%"])
 
 
 def _sum(left: list[int], right: list[int]) -> list[int]:

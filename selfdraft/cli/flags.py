@@ -1,48 +1,83 @@
-"""The flags that commands share, each defined once, in groups that a command takes as objects (see `command`).
+"""What a flag looks like, and the flags that commands share beside those of sampling, each defined once.
 
-Defaults left at None are the checkpoint's, or the environment's (SELFDRAFT_*): see `SamplingParams` and `Settings`.
+Commands take them in groups, as objects (see `command`). A default of None is the checkpoint's or the environment's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer import Option
 
 from ..device import Blas, Dtype
 from ..errors import InvalidRequest
-from ..params import SamplingParams
 
 if TYPE_CHECKING:
     from ..settings import Settings
 
-__all__ = ["ChatFlags", "EngineFlags", "SamplingFlags", "TraceFlags", "flag", "parse_depth"]
+__all__ = ["ChatFlags", "EngineFlags", "TraceFlags", "flag", "number", "refusal", "whole"]
 
-_SAMPLING, _LENGTH, _ENGINE = "Sampling", "Decoding and length", "Model and engine"
+_ENGINE = "Model and engine"
 
 
-def flag(name: str, help: str, panel: str | None = None, metavar: str = " ", short: str = "") -> Any:
-    """An option. One without a metavar is a switch; the help text says unit, range and default itself."""
-    names = (name, short) if short else (name,)
-    return Option(*names, help=help, rich_help_panel=panel, metavar=metavar, show_default=False)
+def flag(
+    names: str,
+    help: str,
+    panel: str | None = None,
+    metavar: str = " ",
+    parser: Callable[[str], Any] | None = None,
+) -> Any:
+    """An option.
+
+    Args:
+        names: one or two, with their dashes, separated by a space.
+        help: says unit, range and default.
+        panel: heading it stands under.
+        metavar: what stands for the value; a switch has none.
+        parser: from the text given to the value.
+    """
+    return typer.Option(
+        *names.split(), help=help, rich_help_panel=panel, metavar=metavar, parser=parser, show_default=False
+    )
+
+
+def whole(text: str) -> int:
+    """A whole number, or a message with what was given instead."""
+    try:
+        return int(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a whole number") from error
+
+
+def number(text: str) -> float:
+    """A number, or a message with what was given instead."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a number") from error
+
+
+def refusal(error: InvalidRequest) -> typer.BadParameter:
+    """The usage error, under the flag's name, for a parameter that was refused."""
+    name = (error.param or "").split(" ")[0].replace("_", "-")
+    return typer.BadParameter(str(error), param_hint=f"'--{name}'")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFlags:
-    """Which model, and how the engine runs it."""
+    """Which model, and how the engine runs it: a flag for every field of `Settings`, under the same name."""
 
     model: Annotated[
         str,
         flag(
-            "--model",
+            "--model -m",
             "'reference' (bundled), a local folder, or a Hugging Face id, OWNER/NAME or OWNER/NAME@REVISION. "
             "Default: reference.",
             _ENGINE,
             "NAME",
-            "-m",
         ),
     ] = "reference"
     dtype: Annotated[
@@ -82,6 +117,7 @@ class EngineFlags:
             "Prompt tokens of one forward pass, 1 to 65536. Default: $SELFDRAFT_PREFILL_CHUNK, else 4096.",
             _ENGINE,
             "TOKENS",
+            whole,
         ),
     ] = None
 
@@ -101,128 +137,7 @@ class EngineFlags:
         except InvalidRequest as error:
             if given.get(error.param or "") is None:
                 raise
-            raise _bad(error) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingFlags:
-    """How requests are sampled: a flag for every field of `SamplingParams` but logprobs, under the same name."""
-
-    depth: Annotated[
-        str,
-        flag(
-            "--depth",
-            "Tokens drafted a cycle: 0 (plain decoding) up to the model's limit, or auto, which adapts "
-            "to measured cost and acceptance. Default: auto.",
-            _LENGTH,
-            "auto|N",
-        ),
-    ] = "auto"
-    max_tokens: Annotated[
-        int | None,
-        flag(
-            "--max-tokens", "Most tokens of an answer, at least 1. Default: the checkpoint's, else 1024.", _LENGTH, "N"
-        ),
-    ] = None
-    min_tokens: Annotated[
-        int, flag("--min-tokens", "No end token and no stop string before so many tokens. Default: 0.", _LENGTH, "N")
-    ] = 0
-    ignore_eos: Annotated[bool, flag("--ignore-eos", "Go on after an end token. Default: off.", _LENGTH)] = False
-    stop: Annotated[
-        list[str] | None,
-        flag(
-            "--stop",
-            "Text that ends the answer and is no part of it; repeatable, up to 16 times. Default: none.",
-            _LENGTH,
-            "TEXT",
-        ),
-    ] = None
-    temperature: Annotated[
-        float | None,
-        flag("--temperature", "0 (greedy) to 100. Default: the checkpoint's, else 1.", _SAMPLING, "T"),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        flag(
-            "--top-p",
-            "Nucleus: probability mass kept, over 0 up to 1; 1 is off. Default: the checkpoint's, else 1.",
-            _SAMPLING,
-            "P",
-        ),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        flag("--top-k", "Most likely tokens kept; 0 is off. Default: the checkpoint's, else 0.", _SAMPLING, "N"),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        flag(
-            "--min-p",
-            "Least probability relative to the largest, 0 (off) to 1. Default: the checkpoint's, else 0.",
-            _SAMPLING,
-            "P",
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        flag(
-            "--presence-penalty",
-            "Taken off the logit of a token that the output has, -2 to 2. Default: 0.",
-            _SAMPLING,
-            "X",
-        ),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        flag(
-            "--frequency-penalty",
-            "Taken off for each time that the output has it, -2 to 2. Default: 0.",
-            _SAMPLING,
-            "X",
-        ),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        flag(
-            "--repetition-penalty",
-            "Factor against tokens of prompt and output, over 0 up to 10; 1 is off. Default: the checkpoint's, else 1.",
-            _SAMPLING,
-            "X",
-        ),
-    ] = None
-    logit_bias: Annotated[
-        list[str] | None,
-        flag(
-            "--logit-bias",
-            "Added to the logit of token ID, -100 to 100; repeatable. Default: none.",
-            _SAMPLING,
-            "ID=VALUE",
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        flag(
-            "--seed",
-            "Whole number: the same seed and prompt give the same text, at every depth. Default: fresh randomness.",
-            _SAMPLING,
-            "N",
-        ),
-    ] = None
-
-    def params(self, logprobs: int | None = None) -> SamplingParams:
-        """Checked parameters.
-
-        Raises:
-            typer.BadParameter: a value out of its range, under the flag's name.
-        """
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        given["depth"] = parse_depth(self.depth)
-        given["logit_bias"] = dict(map(_bias, self.logit_bias or ()))
-        given["stop"] = tuple(self.stop or ())
-        try:
-            return SamplingParams(**given, logprobs=logprobs)
-        except InvalidRequest as error:
-            raise _bad(error) from error
+            raise refusal(error) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +148,8 @@ class ChatFlags:
     think: Annotated[
         bool,
         flag(
-            "--think", "Let the model reason first, where its template knows thinking (enable_thinking). Default: off."
+            "--think",
+            "Let the model reason first, where its template knows thinking (enable_thinking). Default: off.",
         ),
     ] = False
 
@@ -243,34 +159,13 @@ class TraceFlags:
     """What is told about a run, on standard error."""
 
     verbose: Annotated[
-        bool, flag("--verbose", "Log a line of figures for each request to standard error. Default: off.", short="-v")
+        bool, flag("--verbose -v", "Log a line of figures for each request to standard error. Default: off.")
     ] = False
     profile: Annotated[
         bool,
         flag(
             "--profile",
-            "Time the stages of every cycle (this slows them down) and report to standard error at "
-            "the end. Default: off.",
+            "Time the stages of every cycle (this slows them down) and report to standard error at the end. "
+            "Default: off.",
         ),
     ] = False
-
-
-def parse_depth(text: str) -> int | Literal["auto"]:
-    """A depth as SamplingParams takes it; what is neither a number nor "auto" is left for it to refuse."""
-    try:
-        return int(text)
-    except ValueError:
-        return text  # type: ignore[return-value]
-
-
-def _bad(error: InvalidRequest) -> typer.BadParameter:
-    name = (error.param or "").split(" ")[0].replace("_", "-")
-    return typer.BadParameter(str(error), param_hint=f"'--{name}'")
-
-
-def _bias(text: str) -> tuple[int, float]:
-    token, _, value = text.partition("=")
-    try:
-        return int(token), float(value)
-    except ValueError as error:
-        raise typer.BadParameter(f"{text!r} is not ID=VALUE, like 42=-5", param_hint="'--logit-bias'") from error

@@ -1,5 +1,210 @@
-from .flags import *
+"""`selfdraft inspect`: what a model folder holds and what will run. Goes by the one classifier; guesses nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..params import SamplingParams
+from .command import command
+from .flags import flag
+from .session import loading_bar
+from .terminal import is_fancy
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from ..models.checkpoint import Checkpoint
+    from ..settings import Settings
+
+__all__ = ["REPORT_VERSION", "inspect"]
+
+REPORT_VERSION = 1
 
 
-def inspect() -> None:
-    "Chat"
+@command
+def inspect(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="'reference' (bundled), a local folder, or a Hugging Face id. Default: reference.",
+            show_default=False,
+        ),
+    ] = "reference",
+    *,
+    as_json: Annotated[
+        bool, flag("--json", "Print the report as one JSON object, with a schema_version. Default: off.")
+    ] = False,
+) -> None:
+    """Say what a model is, and what will run.
+
+    Names, shapes and dtypes come from the headers of its files. Only a head
+    in a separate file makes it load the model, to probe whether the two
+    belong together, as every load does.
+    """
+    from ..device import choose_blas
+    from ..settings import load_settings
+
+    settings = load_settings()
+    choose_blas(settings.blas)  # before MLX comes in
+    from ..models.checkpoint import classify
+    from ..models.source import find_model
+
+    report = _report(model, classify(find_model(model)), settings)
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _show(_rows(report))
+
+
+def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
+    """Everything there is to say, as `--json` prints it."""
+    from ..text import ChatTemplate
+
+    head, config = checkpoint.head, checkpoint.text_config
+    template = ChatTemplate.from_folder(checkpoint.folder)
+    built = _built(checkpoint)
+    depth, reason, probed = _what_runs(name, checkpoint, settings, built["max_depth"])
+    return {
+        "schema_version": REPORT_VERSION,
+        "model": name,
+        "folder": str(checkpoint.folder),
+        "model_type": checkpoint.model_type,
+        "layers": config["num_hidden_layers"],
+        "layer_types": dict(Counter(config.get("layer_types") or ())),
+        "hidden_size": config["hidden_size"],
+        "vocabulary": built["vocabulary"],
+        "context_length": built["context_length"],
+        "layout": checkpoint.layout,
+        "norms": {"trunk": checkpoint.norms, "head": head.norms},
+        "weights_bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
+        "stored_dtype": _name(_stored_dtype(checkpoint)),
+        "quantisation": built["quantisation"],
+        "head": {
+            "source": head.source,
+            "tensors": head.tensors,
+            "usable": not reason,
+            "probed": probed,
+            "reason": reason,
+        },
+        "max_depth": depth,
+        "sampling_defaults": SamplingParams.defaults_from_generation_config(checkpoint.generation_config),
+        "chat_template": template is not None,
+        "thinking": template is not None and "enable_thinking" in template.variables,
+        "notes": checkpoint.notes,
+        "device": _device(checkpoint, settings),
+        "runs": f"plain decoding: {reason}" if reason else f"self-speculative decoding, depth auto (up to {depth})",
+    }
+
+
+def _built(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the module that would be loaded says of itself. It is built, lazily, and never evaluated."""
+    import mlx.nn as nn
+    from mlx_lm.utils import infer_quant_config
+
+    from ..models.loader import quantisation_of
+
+    module: Any = checkpoint.architecture.build(checkpoint.text_config, not checkpoint.head.reason)
+
+    def stored(path: str, layer: nn.Module) -> bool | dict[str, object]:
+        if not hasattr(layer, "to_quantized") or f"{path}.scales" not in checkpoint.tensors:
+            return False
+        settings: dict[str, object] = infer_quant_config(path, layer, checkpoint.tensors)
+        return settings
+
+    nn.quantize(module, class_predicate=stored)
+    return {
+        "vocabulary": module.vocab_size,
+        "context_length": module.context_length,
+        "max_depth": module.max_depth,
+        "quantisation": quantisation_of(module),
+    }
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> mx.Dtype:
+    """Of dense weights; of quantised ones, of their scales, which is what they compute in."""
+    embedding = checkpoint.architecture.required[0]
+    scales = checkpoint.tensors.get(embedding.removesuffix(".weight") + ".scales")
+    return (checkpoint.tensors[embedding] if scales is None else scales).dtype
+
+
+def _device(checkpoint: Checkpoint, settings: Settings) -> dict[str, str]:
+    """Where it will run, and in which dtype."""
+    import mlx.core as mx
+
+    from ..device import active_blas, choose_dtype
+
+    dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised) or _stored_dtype(checkpoint)
+    device = "cpu" if mx.default_device() == mx.cpu else "gpu"
+    return {"device": device, "blas": active_blas(), "dtype": _name(dtype)}
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
+
+
+def _what_runs(name: str, checkpoint: Checkpoint, settings: Settings, depth: int) -> tuple[int, str, bool]:
+    """Depth limit, why there is no drafting (or nothing), whether the head was probed."""
+    if checkpoint.head.source != "separate" or checkpoint.head.reason:
+        return depth, checkpoint.head.reason, False
+    from ..llm import LLM
+
+    with loading_bar(name) as bar:
+        llm = LLM.open(name, settings, progress=bar)
+    verdict = [note for note in llm.notes if note not in checkpoint.notes]
+    return llm.max_depth, " ".join(verdict).removeprefix("plain decoding: "), True
+
+
+def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """The report for people, as labels and texts."""
+    head, norms, device = report["head"], report["norms"], report["device"]
+    kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report["layer_types"].items())
+    defaults = ", ".join(f"{name} {value}" for name, value in report["sampling_defaults"].items())
+    formats = ", ".join(f"{kind}: {count} layers" for kind, count in sorted(report["quantisation"].items()))
+    verdict = f"not usable: {head['reason']}" if head["reason"] else "usable" + ", probed" * head["probed"]
+    verdict = (
+        f"{head['source']}, {head['tensors']} tensors; {verdict}" if head["tensors"] else f"none: {head['reason']}"
+    )
+    thinking = ", knows thinking" if report["thinking"] else ""
+    return [
+        ("model", report["model"]),
+        ("folder", report["folder"]),
+        ("type", report["model_type"]),
+        ("layers", f"{report['layers']} ({kinds})" if kinds else str(report["layers"])),
+        ("hidden size", f"{report['hidden_size']:,}"),
+        ("vocabulary", f"{report['vocabulary']:,} tokens"),
+        ("context", f"{report['context_length']:,} tokens"),
+        ("weights", f"{report['weights_bytes'] / 1e6:,.1f} MB, {report['stored_dtype']}, {report['layout']} layout"),
+        ("quantisation", formats),
+        ("norms", f"trunk {norms['trunk']}" + (f", head {norms['head']}" if norms["head"] else "")),
+        ("MTP head", verdict),
+        ("depth limit", str(report["max_depth"])),
+        ("sampling", defaults or "no defaults of its own"),
+        ("chat template", f"yes{thinking}" if report["chat_template"] else "none: prompts need --raw"),
+        *(("note", note) for note in report["notes"]),
+        ("will run", report["runs"]),
+        ("will run on", f"{device['device']} in {device['dtype']}, BLAS: {device['blas']}"),
+    ]
+
+
+def _show(rows: list[tuple[str, str]]) -> None:
+    """A table that fits a terminal; in a pipe, a line each."""
+    if not is_fancy(sys.stdout):
+        for label, text in rows:
+            print(f"{label:<15}{text}")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in rows:
+        table.add_row(label, Text(text))
+    Console(highlight=False).print(table)

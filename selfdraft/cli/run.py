@@ -15,14 +15,15 @@ from ..results import Generation, Piece
 from .answer import AnswerText
 from .command import command
 from .figures import Tally
-from .flags import ChatFlags, EngineFlags, SamplingFlags, TraceFlags, flag
-from .session import check_thinking, decoded, is_terminal, open_model, report_profile, stream
+from .flags import ChatFlags, EngineFlags, TraceFlags, flag, whole
+from .sampling_flags import SamplingFlags
+from .session import check_thinking, decoded, is_terminal, open_model, opens_reasoning, report_profile, stream
 from .terminal import dim
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from ..llm import LLM, Prompt
+    from ..llm import Prompt
 
 __all__ = ["run"]
 
@@ -45,8 +46,8 @@ def run(
         bool,
         flag(
             "--json",
-            "Print one JSON object when the answer is complete: schema_version, text, finish_reason, usage, timings and, "
-            "with --logprobs, logprobs. Default: off.",
+            "Print one JSON object when the answer is complete: schema_version, text, finish_reason, usage, timings, "
+            "and with --logprobs logprobs. Default: off.",
         ),
     ] = False,
     logprobs: Annotated[
@@ -55,6 +56,7 @@ def run(
             "--logprobs",
             "With --json: the raw log-probability of each token and of the N likeliest, 0 to 20. Default: none.",
             metavar="N",
+            parser=whole,
         ),
     ] = None,
     trace: TraceFlags,
@@ -82,7 +84,7 @@ def run(
         if as_json:
             print(_json(_last(pieces)))
         else:
-            _show(pieces, AnswerText(sys.stdout, reasoning=think))
+            _show(pieces, AnswerText(sys.stdout, reasoning=opens_reasoning(llm, tokens)))
     report_profile(llm)
 
 
@@ -90,16 +92,12 @@ def _read(prompt: str | None, raw: bool) -> str:
     """The prompt, from the argument or from standard input."""
     if prompt is None or prompt == "-":
         if is_terminal("stdin"):
-            raise InvalidRequest('no prompt: give one, as in  selfdraft run "Who are you?"  or pipe one in')
+            raise InvalidRequest('no prompt: give one, as in selfdraft run "Who are you?", or pipe one in')
         prompt = decoded(sys.stdin.buffer.read()) if sys.stdin else ""
         if not raw:
             prompt = prompt.strip()  # templates trim a message as well, and `echo` adds a newline
     if not prompt:
         raise InvalidRequest("the prompt is empty; write something", param="prompt")
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:  # how Python passes on bytes that are no text
-        raise InvalidRequest("the prompt is not UTF-8 text", param="prompt") from error
     return prompt
 
 
@@ -130,4 +128,4 @@ def _show(pieces: Iterator[Piece], answer: AnswerText) -> None:
     finally:
         answer.end()
     if piece.result is not None and sys.stderr.isatty():
-        dim(Tally.of(piece.result.timings).line())
+        dim(Tally.of(piece.result.timings).line(piece.result.finish_reason))

@@ -18,8 +18,18 @@ from .terminal import Bar, say
 if TYPE_CHECKING:
     from ..llm import LLM
 
-__all__ = ["check_thinking", "decoded", "is_terminal", "loading_bar", "open_model", "report_profile", "stream"]
+__all__ = [
+    "check_thinking",
+    "decoded",
+    "is_terminal",
+    "loading_bar",
+    "open_model",
+    "opens_reasoning",
+    "report_profile",
+    "stream",
+]
 
+REASONING = "<think>"
 LONG_PROMPT = 256  # tokens; a shorter one is read before a bar could be
 
 
@@ -50,6 +60,11 @@ def check_thinking(llm: LLM, think: bool) -> bool:
         say("the model's chat template knows no thinking: it is left off")
         return False
     return think
+
+
+def opens_reasoning(llm: LLM, tokens: Sequence[int]) -> bool:
+    """Whether the template has opened the reasoning, so that an answer begins inside it."""
+    return llm.tokenizer.decode(tokens[-4:], skip_special=False).rstrip().endswith(REASONING)
 
 
 def stream(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Iterator[Piece]:

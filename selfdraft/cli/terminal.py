@@ -6,21 +6,29 @@ Progress appears only where standard error is a terminal: in a pipe a command is
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["DIM", "PLAIN", "Bar", "dim", "is_fancy", "say"]
+__all__ = ["DIM", "PLAIN", "Bar", "dim", "is_fancy", "say", "silent_keys"]
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def say(message: str) -> None:
-    """One line on standard error, under the program's name."""
-    print(f"selfdraft: {message}", file=sys.stderr, flush=True)
+    """A message on standard error, under the program's name: one line, folded between words on a terminal."""
+    line = f"selfdraft: {' '.join(message.split())}"
+    if is_fancy(sys.stderr):
+        width = shutil.get_terminal_size().columns - 1
+        line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    print(line, file=sys.stderr, flush=True)
 
 
 def dim(text: str) -> None:
@@ -31,6 +39,21 @@ def dim(text: str) -> None:
 def is_fancy(stream: TextIO) -> bool:
     """Whether a stream is a terminal that understands escape codes."""
     return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+@contextmanager
+def silent_keys() -> Iterator[None]:
+    """While entered, keys typed in the terminal do not show; they stay for whoever reads next."""
+    import termios
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(descriptor, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
 class Bar:
@@ -61,7 +84,9 @@ class Bar:
         if self._shown and self._progress is None:
             self._start()
         if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=done, total=total)
+            self._progress.update(
+                self._progress.task_ids[0], completed=done, total=total, count=self._count(done, total)
+            )
 
     def stop(self) -> None:
         """Take it off the screen, for good."""
@@ -75,19 +100,23 @@ class Bar:
     ) -> None:
         self.stop()
 
+    def _count(self, done: int, total: int) -> str:
+        if self._unit == "bytes":
+            return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+        return f"{done:,} of {total:,} tokens"
+
     def _start(self) -> None:
         from rich import progress
         from rich.console import Console
 
-        count = progress.DownloadColumn() if self._unit == "bytes" else progress.MofNCompleteColumn()
         self._progress = progress.Progress(
             progress.SpinnerColumn(),
             progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=24),
-            count,
+            progress.TextColumn("{task.fields[count]}", markup=False),
             progress.TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
         )
-        self._progress.add_task(self._description, total=None)
+        self._progress.add_task(self._description, total=None, count="")
         self._progress.start()

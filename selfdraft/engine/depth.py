@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from statistics import median
 from typing import Protocol
 
@@ -94,12 +94,15 @@ class AdaptiveDepth:
         self._costs = costs
         self._acceptance = [0.85] * max_depth  # optimistic, so that the deepest comes first
         self._anchors = sorted({max_depth, max_depth // 2, 1, 0}, reverse=True)
+        self._probed: Counter[tuple[int, int]] = Counter()
         self._depth = max_depth
         self._since_deeper = 0
 
     def choose(self, rows: int) -> int:
         for depth in self._anchors:
-            if self._costs.samples(rows, depth) < self._PROBES:
+            # A deeper row beside this one sets what the cycle is measured as, so the tries are counted here too.
+            if max(self._costs.samples(rows, depth), self._probed[rows, depth]) < self._PROBES:
+                self._probed[rows, depth] += 1
                 return depth
         best = max(range(self._max_depth + 1), key=lambda depth: self._rate(rows, depth))
         if self._rate(rows, best) > self._GAIN * self._rate(rows, self._depth):

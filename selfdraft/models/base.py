@@ -82,10 +82,10 @@ class Architecture:
     convert: Callable[[str, mx.array], mx.array]
     required: tuple[str, ...]
 
-    def head_parameters(self, text_config: Mapping[str, Any]) -> set[str]:
-        """Names of an unquantised head's parameters."""
-        module = self.build(text_config, True)
-        return {name for name in dict(tree_flatten(module.parameters())) if name.startswith("mtp.")}
+    def head_parameters(self, text_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of an unquantised head's parameters."""
+        parameters = dict(tree_flatten(self.build(text_config, True).parameters()))
+        return {name: tensor.shape for name, tensor in parameters.items() if name.startswith("mtp.")}
 
 
 _REGISTRY: dict[str, Architecture] = {}

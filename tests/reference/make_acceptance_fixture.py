@@ -42,6 +42,7 @@ DEFINITIONS = {
     "prompt's last position and belongs to no cycle; a cycle adds its accepted drafts and one correction or "
     "bonus (none after an accepted EOS)",
     "accepted_by_cycle": "accepted drafts of each cycle in order",
+    "accepted_eos": "whether the last cycle accepted an EOS as a draft, perhaps past `max_tokens`",
     "trunk_margin": "smallest difference between the trunk's two largest logits at a position that decided a "
     "token; a runtime whose rounding is coarser may differ",
     "head_margin": "the same for the head's logits at tried drafts",
@@ -142,6 +143,7 @@ def measure(checkpoint: Path, seeds: int) -> dict[str, Any]:
                     "tried": run.tried,
                     "accepted": run.accepted,
                     "accepted_by_cycle": run.accepted_by_cycle,
+                    "accepted_eos": run.accepted_end,
                     "trunk_margin": round(run.trunk_margin, 5),
                     "head_margin": round(run.head_margin, 5) if run.tried[0] else None,
                 },

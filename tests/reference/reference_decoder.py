@@ -266,6 +266,7 @@ class Continuation:
     tokens: at most the tokens asked for; an end token is the last one.
     tried, accepted: per draft position 1..depth.
     accepted_by_cycle: how many drafts each cycle accepted.
+    accepted_end: whether the last cycle accepted an end token as a draft, perhaps past `max_tokens`.
     trunk_margin, head_margin: the smallest difference between the two largest logits at any position that
         decided a token or a tried draft.
     """
@@ -274,6 +275,7 @@ class Continuation:
     tried: list[int]
     accepted: list[int]
     accepted_by_cycle: list[int]
+    accepted_end: bool
     trunk_margin: float
     head_margin: float
 
@@ -313,7 +315,7 @@ def generate(
     first_logits = model.logits(prompt.hiddens[-1])
     last = draw(sampling.distribution(first_logits))
     tokens, tried, accepted, accepted_by_cycle = [last], [0] * depth, [0] * depth, []
-    trunk_margin, head_margin = margin(first_logits), float("inf")
+    trunk_margin, head_margin, accepted_end = margin(first_logits), float("inf"), False
     # The true pairs (trunk hidden, token after it) that the head has not seen yet.
     pair_tokens, pair_hiddens = [*prompt.ids[1:], last], prompt.hiddens
 
@@ -338,7 +340,7 @@ def generate(
         target = sampling.distribution(logits)
 
         # Accept.
-        kept, ended = 0, False
+        kept = 0
         for position, draft in enumerate(drafts):
             tried[position] += 1
             trunk_margin = min(trunk_margin, margin(logits[position]))
@@ -349,10 +351,10 @@ def generate(
             accepted[position] += 1
             kept += 1
             if draft in stop:
-                ended = True  # the drafts after it would never be emitted
+                accepted_end = True  # the drafts after it would never be emitted
                 break
         accepted_by_cycle.append(kept)
-        if ended:
+        if accepted_end:
             tokens += drafts[:kept]
             break
         if kept == depth:
@@ -367,4 +369,12 @@ def generate(
         pair_tokens, pair_hiddens = [*drafts[:kept], last], hiddens[: kept + 1]
         tokens += pair_tokens
 
-    return Continuation(tokens[:max_tokens], tried, accepted, accepted_by_cycle, trunk_margin, head_margin)
+    return Continuation(
+        tokens=tokens[:max_tokens],
+        tried=tried,
+        accepted=accepted,
+        accepted_by_cycle=accepted_by_cycle,
+        accepted_end=accepted_end,
+        trunk_margin=trunk_margin,
+        head_margin=head_margin,
+    )

@@ -110,15 +110,15 @@ def test_acceptance_counts_follow_from_the_cycles() -> None:
         assert run["cycles"] == len(by_cycle)
         assert run["accepted"] == [sum(kept > position for kept in by_cycle) for position in range(depth)]
 
-        emitted = 1 + sum(kept + 1 for kept in by_cycle)  # unless the last cycle accepted an end token
-        ended_in_drafts = len(run["tokens"]) < min(emitted, most)
         tried = [sum(kept >= position for kept in by_cycle) for position in range(depth)]
-        if ended_in_drafts:
-            assert run["tokens"][-1] in stop
-            assert len(run["tokens"]) == emitted - 1
-            if by_cycle[-1] < depth:
-                tried[by_cycle[-1]] -= 1
+        if run["accepted_eos"] and by_cycle[-1] < depth:
+            tried[by_cycle[-1]] -= 1
         assert run["tried"] == tried, prompt["id"]
+
+        emitted = 1 + sum(kept + 1 for kept in by_cycle) - run["accepted_eos"]
+        assert len(run["tokens"]) == min(emitted, most), prompt["id"]
+        assert not set(run["tokens"][:-1]) & set(stop), prompt["id"]
+        assert emitted >= most or run["tokens"][-1] in stop, prompt["id"]
 
 
 def test_sampled_figures_have_enough_tries() -> None:

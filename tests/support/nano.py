@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 
 from selfdraft.models.qwen3_5 import Qwen35, Qwen35Args
 
-__all__ = ["NANO_CONFIG", "nano_model", "write_checkpoint"]
+__all__ = ["NANO_CONFIG", "SMALLER", "nano_model", "well_drafted_model", "write_checkpoint"]
 
 NANO_CONFIG: dict[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -34,6 +34,17 @@ NANO_CONFIG: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "mtp_num_hidden_layers": 1,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+}
+
+
+# Fields of an even smaller model, for tests that need many cycles.
+SMALLER: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "head_dim": 16,
+    "linear_value_head_dim": 16,
 }
 
 
@@ -72,6 +83,30 @@ def nano_model(
     if bits:
         nn.quantize(model, group_size=32, bits=bits)
     model.eval()
+    mx.eval(model.parameters())
+    return model
+
+
+def well_drafted_model(seed: int = 0, *, sharpness: float = 2.0) -> Qwen35:
+    """A model as small as can be whose head agrees with its trunk well above chance.
+
+    Both see the newest token first and their context second: layers weigh half, and the head's input is its token's
+    embedding with a little of the trunk's hidden.
+    """
+    layers = {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}
+    model = nano_model(seed, sharpness=sharpness, **{**SMALLER, **layers})
+    size = model.args.hidden_size
+
+    def shape(path: str, tensor: mx.array) -> mx.array:
+        if path.endswith("embed_tokens.weight"):
+            return 4 * tensor
+        if path.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
+            return 0.5 * tensor
+        if path == "mtp.fc.weight":
+            return mx.concatenate([mx.eye(size), 0.2 * tensor[:, size:]], axis=1)
+        return tensor
+
+    model.update(tree_map_with_path(shape, model.parameters()))
     mx.eval(model.parameters())
     return model
 

@@ -19,12 +19,12 @@ from selfdraft.models.loader import build_model
 from selfdraft.models.source import REFERENCE, find_model
 from selfdraft.params import SamplingParams
 from selfdraft.state import RowState
-from selfdraft.text import ChatTemplate, Tokenizer
 
 __all__ = [
     "FIXTURES",
     "OPENING",
     "Prompt",
+    "acceptance_fixture",
     "cosine",
     "decode",
     "largest_difference",
@@ -43,11 +43,26 @@ OPENING = 24
 
 @dataclass(frozen=True)
 class Prompt:
-    """One line of prompts.jsonl as token ids."""
+    """A prompt of prompts.jsonl as token ids."""
 
     id: str
     kind: str
     tokens: list[int]
+
+
+@cache
+def acceptance_fixture() -> dict[str, Any]:
+    """What the torch reference measured (tests/reference/README.md)."""
+    fixture: dict[str, Any] = json.loads((FIXTURES / "acceptance.json").read_text(encoding="utf-8"))
+    return fixture
+
+
+@cache
+def prompts() -> tuple[Prompt, ...]:
+    """The 90 held-out prompts, with the ids that transformers gave them."""
+    return tuple(
+        Prompt(prompt["id"], prompt["kind"], prompt["prompt_ids"]) for prompt in acceptance_fixture()["prompts"]
+    )
 
 
 def reference_model(
@@ -64,22 +79,6 @@ def reference_model(
         nn.quantize(model, group_size=group_size, bits=bits)
         mx.eval(model.parameters())
     return model
-
-
-@cache
-def prompts() -> tuple[Prompt, ...]:
-    """The 90 held-out prompts, rendered by our own template and tokenizer."""
-    folder = find_model(REFERENCE)
-    tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
-    assert template is not None
-    found = []
-    for line in (FIXTURES / "prompts.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        text = record.get("text") or template.render(
-            record["messages"], tools=record.get("tools"), enable_thinking=record.get("enable_thinking", False)
-        )
-        found.append(Prompt(record["id"], record["kind"], tokenizer.encode(text, special=True)))
-    return tuple(found)
 
 
 def parity_prompts() -> list[Prompt]:

@@ -1,0 +1,106 @@
+"""Guards that drafts are accepted as often as in a plain torch implementation of the same decoding.
+
+A wrong history, position, norm or draft law leaves the text exact and shows here alone. Counts are per draft position,
+conditional on the drafts before it; the fixture and its definitions are in tests/fixtures/acceptance.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.text import ChatTemplate, Tokenizer
+from tests.support.reference import FIXTURES, acceptance_fixture, prompts
+
+KINDS = ("chat", "prose", "code")
+POINT = 0.01
+STANDARD_ERRORS = 4
+# The reference itself decides by less than this now and then; float32 runtimes differ by 1e-4 at most.
+CLEAR_MARGIN = 0.005
+
+
+def measured(mode: str, folder: Path) -> dict[str, Any]:
+    """Our continuations of all prompts; see tests/support/measure_acceptance.py."""
+    output = folder / "continuations.json"
+    environment = {**os.environ, "SELFDRAFT_BLAS": "auto", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.support.measure_acceptance", mode, str(output)]
+    done = subprocess.run(command, cwd=FIXTURES.parents[1], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(output.read_text())
+    return found
+
+
+def totals(runs: list[dict[str, Any]], count: str) -> list[int]:
+    """Sums by position."""
+    return [sum(column) for column in zip(*(run[count] for run in runs), strict=True)]
+
+
+def test_prompts_are_rendered_and_encoded_as_by_transformers() -> None:
+    """So that figures of both sides are about the same ids."""
+    folder = find_model(REFERENCE)
+    tokenizer, template = Tokenizer.from_folder(folder), ChatTemplate.from_folder(folder)
+    assert template is not None
+    lines = (FIXTURES / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    for line, prompt in zip(lines, prompts(), strict=True):
+        record = json.loads(line)
+        text = record.get("text") or template.render(
+            record["messages"], tools=record.get("tools"), enable_thinking=record.get("enable_thinking", False)
+        )
+        assert (record["id"], tokenizer.encode(text, special=True)) == (prompt.id, prompt.tokens)
+
+
+def test_greedy_acceptance_is_that_of_the_reference(tmp_path: Path) -> None:
+    """All 90 prompts at depth 4. In float32 text and counts must be the reference's own, prompt by prompt."""
+    found = measured("greedy", tmp_path)
+    runs = found["continuations"]
+    expected = acceptance_fixture()["greedy"]["totals"]["overall"]
+    assert len(runs) == expected["continuations"] == 90
+    tried, accepted = totals(runs, "tried"), totals(runs, "accepted")
+    for position, rate in enumerate(expected["acceptance"]):
+        assert accepted[position] / tried[position] == pytest.approx(rate, abs=POINT), f"depth {position + 1}"
+
+    if found["float32"]:
+        clear = 0
+        for run, prompt in zip(runs, acceptance_fixture()["prompts"], strict=True):
+            greedy = prompt["greedy"]
+            assert run["id"] == prompt["id"]
+            if min(greedy["trunk_margin"], greedy["head_margin"] or 1) > CLEAR_MARGIN:
+                clear += 1
+                for count in ("tokens", "cycles", "tried", "accepted"):
+                    assert run[count] == greedy[count], (prompt["id"], count)
+        assert clear > 70
+
+
+def test_sampled_acceptance_is_that_of_the_reference(tmp_path: Path) -> None:
+    """Token-wise rejection at T 0.6, top-p 0.95, top-k 20: at most 4 standard errors apart, both sides' errors counted.
+
+    Kinds of prompts differ widely, so they are compared one by one and then together, weighted as we tried them. The
+    noise is fixed: the test does not fail at random. With other noise it would, by chance, once in a thousand times.
+    """
+    runs = measured("sampled", tmp_path)["continuations"]
+    assert len(runs) == sum({"chat": 2, "prose": 3, "code": 2}[prompt.kind] for prompt in prompts())
+    reference = acceptance_fixture()["sampled"]["totals"]
+    assert totals(runs, "tried")[0] >= 2000
+
+    depth = acceptance_fixture()["depth"]
+    excess, variance = [0.0] * depth, [0.0] * depth
+    for kind in KINDS:
+        ours = [run for run in runs if run["kind"] == kind]
+        for position, (tried, accepted) in enumerate(zip(totals(ours, "tried"), totals(ours, "accepted"), strict=True)):
+            n, k = reference[kind]["tried"][position], reference[kind]["accepted"][position]
+            pooled = (k + accepted) / (n + tried)
+            error = sqrt(pooled * (1 - pooled) * (1 / n + 1 / tried))
+            difference = accepted / tried - k / n
+            assert abs(difference) < STANDARD_ERRORS * error, f"{kind}, depth {position + 1}"
+            excess[position] += difference * tried
+            variance[position] += (error * tried) ** 2
+    for position in range(depth):
+        assert abs(excess[position]) < STANDARD_ERRORS * sqrt(variance[position]), f"depth {position + 1}"
