@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from .device import active_blas, choose_dtype
-from .engine import RULES, Engine, ProfiledCycle, Request, Row, TokenScores
+from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import InvalidRequest
 from .models.checkpoint import Checkpoint, classify
 from .models.loader import LoadedModel, build_model
 from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
 from .models.source import find_model
 from .params import SamplingParams
-from .results import Generation, Piece, TokenLogprob, Usage
+from .results import Generation
 from .settings import Settings
+from .stream import TextStream
 from .text import ChatTemplate, RowText, Tokenizer
 
 __all__ = ["LLM", "Prompt"]
@@ -128,10 +129,10 @@ class LLM:
         raw: bool = False,
         enable_thinking: bool = False,
         on_prefill: Progress | None = None,
-    ) -> Iterator[Piece]:
+    ) -> TextStream:
         """Answer a prompt piece by piece; see `generate`. The last piece carries the finished generation.
 
-        Bad input is refused here, before the first piece is asked for. Closing the iterator ends the row.
+        Bad input is refused here, before the first piece is asked for.
         """
         params = (params or SamplingParams()).resolved(self.defaults)
         text = RowText(self.tokenizer, params.stop, params.min_tokens)
@@ -142,7 +143,7 @@ class LLM:
             text_stop=text.push,
         )
         self.engine.check(request)
-        return self._pieces(request, text, on_prefill)
+        return TextStream(self.engine, self.tokenizer, request, text, on_prefill)
 
     def tokens(self, prompt: Prompt, *, raw: bool = False, enable_thinking: bool = False) -> list[int]:
         """The ids a prompt is decoded from.
@@ -154,7 +155,7 @@ class LLM:
             if not prompt:
                 raise InvalidRequest("the prompt is empty; write something", param="prompt")
             if raw:
-                return self.tokenizer.encode(prompt, special=True)
+                return self._with_bos(self.tokenizer.encode(prompt, special=True))
             prompt = [{"role": "user", "content": prompt}]
         if not isinstance(prompt, Sequence) or not prompt:
             raise InvalidRequest(
@@ -168,6 +169,11 @@ class LLM:
         if len(messages) != len(prompt):
             raise InvalidRequest("a prompt is either all messages (dicts) or all token ids (ints)", param="prompt")
         return self.tokenizer.encode(self.template.render(messages, enable_thinking=enable_thinking), special=True)
+
+    def _with_bos(self, tokens: list[int]) -> list[int]:
+        """A bare prompt begins with the BOS token where the tokenizer has one; templates write their own."""
+        bos = self.tokenizer.bos_id
+        return tokens if bos is None or tokens[:1] == [bos] else [bos, *tokens]
 
     def describe(self) -> dict[str, Any]:
         """What runs: device, dtype, BLAS, depth limit."""
@@ -186,44 +192,6 @@ class LLM:
         """Where the time of all cycles so far went; None unless loaded with profile=True."""
         cycle = self.engine.cycle
         return cycle.report() if isinstance(cycle, ProfiledCycle) else None
-
-    def _pieces(self, request: Request, text: RowText, on_prefill: Progress | None) -> Iterator[Piece]:
-        row = self.engine.add(request)
-        try:
-            scored = 0
-            for tokens in self.engine.run(row):
-                if on_prefill and not row.emitted:
-                    on_prefill(row.prefilled, len(request.prompt))
-                if tokens:
-                    scores = self._logprobs(row.scores[scored:]) if row.scores else None
-                    scored = len(row.scores)
-                    yield Piece(text.take(), tokens, scores)
-                else:
-                    yield Piece("")
-            yield Piece(text.finish(), result=self._generation(row, text))
-        finally:
-            self.engine.cancel(row)
-
-    def _generation(self, row: Row, text: RowText) -> Generation:
-        assert row.finish_reason is not None
-        return Generation(
-            text=text.text,
-            token_ids=list(row.emitted),
-            # A stop string may only show once the last character is complete.
-            finish_reason="stop" if text.stop is not None else row.finish_reason,
-            usage=Usage(len(row.request.prompt), len(row.emitted)),
-            timings=row.statistics.timings(),
-            logprobs=self._logprobs(row.scores) if row.params.logprobs is not None else None,
-        )
-
-    def _logprobs(self, scores: Sequence[TokenScores]) -> list[TokenLogprob]:
-        name = self.tokenizer.token_text
-        return [
-            TokenLogprob(
-                score.token, name(score.token), score.logprob, [(id, name(id), value) for id, value in score.top]
-            )
-            for score in scores
-        ]
 
 
 def _with_head_if_sound(

@@ -153,6 +153,6 @@ def _bias(bias: Mapping[int, float] | None) -> Mapping[int, float] | None:
     if not bias:
         return None
     for token, value in bias.items():
-        _integer("logit_bias token id", token, 0, None)
-        _number(f"logit_bias of token {token}", value, -100, 100)
+        _integer("logit_bias", token, 0, None, "as a token id")
+        _number("logit_bias", value, -100, 100)
     return dict(bias)

@@ -18,7 +18,8 @@ class Settings(BaseSettings):
 
     Attributes:
         blas: BLAS of MLX's CPU back end on Linux: "auto" takes OpenBLAS where installed.
-        dtype: of dense weights; "auto" keeps what is stored, but takes fp32 on a CPU with OpenBLAS.
+        dtype: of dense weights and activations; "auto" keeps what is stored, but on a CPU takes fp32 for quantised
+            weights, and for dense ones with OpenBLAS.
         acceptance: rejection rule of unseeded sampling: block verification or token by token.
         prefill_chunk: prompt tokens of one forward.
     """

@@ -25,7 +25,8 @@ ALLOWED = {
     "models": {"errors", "kernels", "state"},
     "engine": {"errors", "models", "params", "results", "state"},
     "text": {"errors"},
-    "llm": {"device", "engine", "errors", "models", "params", "results", "settings", "text"},
+    "llm": {"device", "engine", "errors", "models", "params", "results", "settings", "stream", "text"},
+    "stream": {"engine", "results", "text"},
     "loading": {"device", "llm", "settings"},
     "assets": set(),
     "cli": {

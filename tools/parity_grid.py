@@ -88,7 +88,7 @@ def compare(format: str, index: int, tokens: int) -> dict[str, Any]:
 def _engine(bits: int | None) -> tuple[Any, list[list[int]]]:
     """One engine a process and format; MLX comes in after the BLAS is chosen."""
     os.environ["SELFDRAFT_BLAS"] = "reference"
-    from selfdraft.device import choose_blas
+    from selfdraft.device import choose_blas, choose_dtype
 
     choose_blas("reference")
     import mlx.core as mx
@@ -100,7 +100,9 @@ def _engine(bits: int | None) -> tuple[Any, list[list[int]]]:
     from selfdraft.models.source import find_model
 
     mx.set_default_device(mx.cpu)
-    model = build_model(classify(find_model("reference")), with_head=True).model
+    # Quantised weights run with fp32 activations on a CPU (see selfdraft.device.choose_dtype).
+    dtype = choose_dtype("auto", quantised=bits is not None)
+    model = build_model(classify(find_model("reference")), with_head=True, dtype=dtype).model
     if bits:
         assert isinstance(model, nn.Module)
         nn.quantize(model, group_size=GROUP, bits=bits)

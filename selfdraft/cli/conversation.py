@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..params import SamplingParams
-from ..results import FinishReason, Piece, Timings
+from ..results import FinishReason, Generation
 from .answer import END_OF_REASONING
 from .figures import Tally
 from .sampling_flags import parse_depth
@@ -78,24 +78,16 @@ class Conversation:
             ContextOverflow: the conversation no longer fits the context.
             SelfdraftError: what else `LLM.stream` raises.
         """
-        answer: list[str] = []
-        timings: Timings | None = None
-        finish: FinishReason = "cancelled"
-        with closing(cast("Generator[Piece]", stream(self.llm, turn.tokens, self.params))) as pieces:
+        result: Generation | None = None
+        with closing(stream(self.llm, turn.tokens, self.params, stopped)) as pieces:
             for piece in pieces:
-                answer.append(piece.text)
+                result = piece.result
                 yield piece.text
-                if piece.result is not None:
-                    timings, finish = piece.result.timings, piece.result.finish_reason
-                elif stopped():
-                    timings = self._timings_so_far()
-                    if timings is not None:
-                        break
-        if timings is not None and any(timings.emitted.values()):
-            self._remember(turn, "".join(answer))
-            self.finish = finish
-            self.last = Tally.of(timings)
-            self.total.add(timings)
+        if result is not None and result.token_ids:
+            self._remember(turn, result.text)
+            self.finish = result.finish_reason
+            self.last = Tally.of(result.timings)
+            self.total.add(result.timings)
             self.length = len(turn.tokens) + self.last.tokens
 
     def reset(self) -> None:
@@ -110,11 +102,6 @@ class Conversation:
             InvalidRequest: neither a whole number from 0 nor "auto".
         """
         self.params = dataclasses.replace(self.params, depth=parse_depth(depth))
-
-    def _timings_so_far(self) -> Timings | None:
-        """Figures of the answer being stopped, the engine's only row; None if it has just ended by itself."""
-        rows = self.llm.engine.rows
-        return rows[-1].statistics.timings() if rows else None
 
     def _remember(self, turn: Turn, answer: str) -> None:
         message = {"role": "assistant", "content": answer}

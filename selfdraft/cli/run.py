@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,8 +21,6 @@ from .session import check_thinking, decoded, is_terminal, open_model, opens_rea
 from .terminal import dim
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from ..llm import Prompt
 
 __all__ = ["run"]
@@ -80,7 +78,7 @@ def run(
     llm = open_model(engine, trace)
     think = check_thinking(llm, chat.think)
     tokens = llm.tokens(_with_system(text, chat.system), raw=raw, enable_thinking=think)
-    with closing(cast("Generator[Piece]", stream(llm, tokens, params))) as pieces:
+    with closing(stream(llm, tokens, params)) as pieces:
         if as_json:
             print(_json(_last(pieces)))
         else:

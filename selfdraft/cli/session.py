@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidRequest
 from ..params import SamplingParams
@@ -67,18 +67,24 @@ def opens_reasoning(llm: LLM, tokens: Sequence[int]) -> bool:
     return llm.tokenizer.decode(tokens[-4:], skip_special=False).rstrip().endswith(REASONING)
 
 
-def stream(llm: LLM, tokens: Sequence[int], params: SamplingParams) -> Iterator[Piece]:
+def stream(
+    llm: LLM, tokens: Sequence[int], params: SamplingParams, stopped: Callable[[], bool] = lambda: False
+) -> Generator[Piece]:
     """The pieces of an answer, with a bar on standard error while a long prompt is read.
 
-    Bad input is refused at the first piece. Closing the iterator ends the row.
+    Bad input is refused at the first piece. Closing the generator ends the row.
+
+    Args:
+        stopped: looked at between pieces; once true, the answer is cancelled, and its last piece follows.
     """
-    with Bar("reading the prompt", "tokens", shown=len(tokens) >= LONG_PROMPT) as bar:
-        pieces = cast("Generator[Piece]", llm.stream(tokens, params, on_prefill=bar))
-        with closing(pieces):
-            for piece in pieces:
-                if piece.token_ids or piece.result:
-                    bar.stop()
-                yield piece
+    bar = Bar("reading the prompt", "tokens", shown=len(tokens) >= LONG_PROMPT)
+    with bar, closing(llm.stream(tokens, params, on_prefill=bar)) as pieces:
+        for piece in pieces:
+            if piece.token_ids or piece.result:
+                bar.stop()
+            yield piece
+            if stopped():
+                pieces.cancel()
 
 
 def report_profile(llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""Guards the choice of depth: it starts at the deepest, settles where tokens per second are most, and looks at the past.
+"""Guards the choice of depth: it starts at the deepest, settles where tokens per second are most, and looks back.
 
 A choice that looked at the draws it is about to make would bias the output; one that never went back would keep a bad
 start for ever. Synthetic acceptances and costs, fixed seeds.

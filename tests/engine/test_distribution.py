@@ -1,7 +1,7 @@
 """Guards claim 1 of the design end to end: the engine's own cycles sample what its own depth 0 samples.
 
-Two-sample chi-square over joints of consecutive tokens, at least 20,000 tokens a side and setting, rows of depths 1 to 5
-mixed in every batch, half of the rows by each rejection rule. All rows share one prompt and first token, so that each
+Two-sample chi-square over joints of consecutive tokens, at least 20,000 tokens a side and setting, depths 1 to 5 mixed
+in every batch, half of the rows by each rejection rule. All rows share one prompt and first token, so that each
 is an independent sample of the same law. The trunk has no attention layer, which keeps this in seconds; keys and values
 under acceptance are guarded by test_parity.
 
@@ -98,7 +98,9 @@ def test_every_depth_samples_what_depth_zero_samples(model: Any, name: str) -> N
             assert 0.2 < acceptance(rows, position) < 0.97
     assert len(joint(plain, 0, 3)) > 50
 
-    found = {f"tokens {a + 1} to {b}": p_value(drafted, plain, a, b) for a, b in ((0, 2), (1, 4), (3, 5), (4, 6), (0, 4))}
+    found = {
+        f"tokens {a + 1} to {b}": p_value(drafted, plain, a, b) for a, b in ((0, 2), (1, 4), (3, 5), (4, 6), (0, 4))
+    }
     found["first and last"] = compare(drafted, plain, lambda row: (row.emitted[1], row.emitted[-1]))
     for rule, rows in by_rule.items():
         found[rule] = p_value(rows, plain, 0, 3)

@@ -42,20 +42,28 @@ def table(seed: int, change: Callable[[Floats, Tokens], Floats] | None = None) -
 
 def top_2(law: Floats, context: Tokens) -> Floats:
     kept = np.where(law >= np.sort(law)[-2], law, 0)
-    return np.asarray(kept / kept.sum())
+    law = kept / kept.sum()
+    return law
+
+
+def certain(token: int) -> Floats:
+    law = np.zeros(V)
+    law[token] = 1
+    return law
 
 
 def one_hot(law: Floats, context: Tokens) -> Floats:
-    return np.eye(V)[int(law.argmax())]
+    return certain(int(law.argmax()))
 
 
 def first_and_second(law: Floats, context: Tokens) -> Floats:
     kept = np.array([law[0] + 0.1, law[1], 0])
-    return np.asarray(kept / kept.sum())
+    law = kept / kept.sum()
+    return law
 
 
 def only_third(law: Floats, context: Tokens) -> Floats:
-    return np.eye(V)[2]
+    return certain(2)
 
 
 def tail_one_hot(law: Floats, context: Tokens) -> Floats:
@@ -147,7 +155,9 @@ def test_rows_of_different_depth_in_one_padded_batch(rule: RejectionRule, name: 
 def test_depth_may_follow_from_the_past(rule: RejectionRule, name: str) -> None:
     """As adaptive depth does it: by the tokens and by how many drafts the last cycle kept."""
     p, q = PAIRS[name]
-    assert distance(rule, p, q, fixed(q, lambda context, memory: (2 * memory + len(context) + sum(context)) % 5)) < EXACT
+    assert (
+        distance(rule, p, q, fixed(q, lambda context, memory: (2 * memory + len(context) + sum(context)) % 5)) < EXACT
+    )
 
 
 def early_stop(q: Table, depth: int, after: Callable[[Floats, int | None], bool]) -> Plan:
@@ -157,7 +167,8 @@ def early_stop(q: Table, depth: int, after: Callable[[Floats, int | None], bool]
     """
 
     def plan(context: Tokens, memory: int, remaining: int) -> list[Cycle]:
-        cycles, growing = [], [((), 1.0)]
+        cycles: list[Cycle] = []
+        growing: list[tuple[Tokens, float]] = [((), 1.0)]
         while growing:
             drafts, chance = growing.pop()
             law = q(context + drafts)

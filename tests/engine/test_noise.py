@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 
 from selfdraft.engine import noise
 
@@ -73,7 +73,7 @@ def test_noise_is_standard_gumbel_and_uniform() -> None:
     assert stats.kstest(values.ravel(), stats.gumbel_r.cdf).pvalue > SIGNIFICANCE
     streams = [noise.stream(seed, 0) for seed in range(20_000)]
     uniforms = np.array(noise.uniform(streams, [3] * len(streams), 3))
-    assert 0 <= uniforms.min()
+    assert uniforms.min() >= 0
     assert uniforms.max() < 1
     assert stats.kstest(uniforms.ravel(), stats.uniform.cdf).pvalue > SIGNIFICANCE
 
@@ -112,7 +112,7 @@ def test_uniforms_have_addresses_of_their_own() -> None:
 def test_no_noise_is_infinite() -> None:
     """This key's bits for token 5 are all 0: a Gumbel of -inf, with which a law of that token alone chooses another."""
     drawn = noise.gumbel([(1, 48_737_070)], [0], 1, 16)
-    least = float(drawn.min().item())
+    least = np.array(drawn).min()
     assert least == drawn[0, 0, 5].item()
     assert np.isfinite(least)
     assert least < -np.log(32 * np.log(2))  # below every other uniform's

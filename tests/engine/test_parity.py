@@ -50,7 +50,7 @@ class Reference:
     """What rows emit alone at depth 0."""
 
     model: Any
-    asked: list[tuple[Sequence[int], dict[str, Any]]]
+    asked: list[tuple[list[int], dict[str, Any]]]
     texts: list[list[int]]
 
 
@@ -124,7 +124,7 @@ def test_the_model_depends_on_its_context() -> None:
 
 
 def test_scores_are_the_trunks_at_every_depth() -> None:
-    """Log-probabilities of drafted, corrected and bonus tokens are those of plain decoding, whatever a row beside asks."""
+    """Drafted, corrected and bonus tokens have the scores of plain decoding, whatever a row beside asks for."""
     model = nano_model(sharpness=3.0)
     given = {"max_tokens": TOKENS, "temperature": 0.8, "seed": 5, "top_k": 5, "frequency_penalty": 0.4}
     alone = solo(model, Request(PROMPTS[3], params(depth=0, logprobs=2, **given))).scores

@@ -147,8 +147,6 @@ def test_an_empty_residual_falls_back_to_p() -> None:
 def test_depth_zero_draws_from_p(rule: RejectionRule) -> None:
     p = mx.array([[[0.0, 1, 0, 0]], [[0, 0, 0, 1]]])
     nothing = mx.zeros((2, 0), dtype=mx.uint32)
-    accepted, following = rejection(
-        rule, p, p[:, :0], nothing, mx.array([0, 0]), mx.zeros((2, 0)), mx.zeros((2, V))
-    )
+    accepted, following = rejection(rule, p, p[:, :0], nothing, mx.array([0, 0]), mx.zeros((2, 0)), mx.zeros((2, V)))
     assert accepted.tolist() == [0, 0]
     assert following.tolist() == [1, 3]

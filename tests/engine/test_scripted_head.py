@@ -9,13 +9,15 @@ themselves show it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from selfdraft.engine import Engine, Request, Row
+from selfdraft.engine import RULES, Engine, Request, Row
+from selfdraft.engine.cycle import Batch, Cycle, Drafts
 from tests.support.nano import nano_model
 from tests.support.rows import finish, params, solo
 from tests.support.scripted import ScriptedHead
@@ -42,9 +44,7 @@ def _request(depth: Any, **given: Any) -> Request:
     return Request(PROMPT, params(depth=depth, max_tokens=TOKENS, **{"temperature": 0.0, **given}))
 
 
-def decode(
-    inner: Any, text: list[int], asked: Request, right: Callable[[int], bool]
-) -> tuple[Row, ScriptedHead]:
+def decode(inner: Any, text: list[int], asked: Request, right: Callable[[int], bool]) -> tuple[Row, ScriptedHead]:
     model = ScriptedHead(inner)
     engine = Engine(model, prefill_chunk=CHUNK)
     row = engine.add(asked)
@@ -144,7 +144,7 @@ def history_error(inner: Any, row: Row) -> float:
     held = row.state.head_length
     assert held <= len(tokens) - 1
     return max(
-        float(mx.abs(getattr(ours, name)[:, :, :held] - getattr(true, name)[:, :, :held]).max().item())
+        float(np.abs(np.array(getattr(ours, name)[:, :, :held] - getattr(true, name)[:, :, :held])).max())
         for ours, true in zip(row.state.head, scratch.head, strict=True)
         for name in ("keys", "values")
     )
@@ -169,8 +169,47 @@ def test_head_history_holds_true_pairs(inner: Any, text: list[int], depth: Any) 
         assert {"bonus", "correction"} <= {kind for kind, count in row.statistics.emitted.items() if count}
 
 
+class Recording(Cycle):
+    """Keeps what each cycle drafted, with what had been emitted."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.seen: list[tuple[list[int], list[int]]] = []
+
+    def draft(self, batch: Batch) -> Drafts:
+        drafts = super().draft(batch)
+        tokens: list[list[int]] = np.array(drafts.tokens).tolist()
+        self.seen += [(list(row.emitted), tokens[i][: batch.depths[i]]) for i, row in enumerate(batch.rows)]
+        return drafts
+
+
+def chain(inner: Any, tokens: Sequence[int], depth: int) -> list[int]:
+    """Greedy drafts behind `tokens`, by a head pass from scratch over all true pairs and then on its own output."""
+    hidden, _ = inner.forward(mx.array([tokens[:-1]]), [inner.new_state()], keep_steps=True)
+    state = inner.new_state()
+    out = inner.draft(mx.array([tokens[1:]]), hidden, [state], [0])[:, -1:]
+    drafts: list[int] = []
+    while len(drafts) < depth:
+        drafts.append(np.array(inner.logits(out)).argmax().item())
+        out = inner.draft(mx.array([drafts[-1:]]), out, [state], [len(tokens) - 2 + len(drafts)])
+    return drafts
+
+
+def test_drafts_are_the_heads_chain_on_true_history(inner: Any) -> None:
+    """Every draft sees the one before it, at the position behind it, on a history of true pairs."""
+    cycle = Recording(inner, RULES["block"])
+    engine = Engine(inner, prefill_chunk=CHUNK, cycle=cycle)
+    for depth in (1, 3, 4):
+        engine.add(_request(depth))
+    finish(engine)
+    drafted = [(emitted, drafts) for emitted, drafts in cycle.seen if drafts]
+    assert len(drafted) > 40
+    for emitted, drafts in drafted[::3]:
+        assert drafts == chain(inner, [*PROMPT, *emitted], len(drafts))
+
+
 def test_a_resting_row_catches_up(inner: Any, text: list[int]) -> None:
-    """A row that may draft but runs at depth 0 for a while gives its head all the pairs it missed, in one pass or two."""
+    """A row that may draft but rests at depth 0 for a while gives its head all the pairs it missed."""
 
     class Resting:
         def choose(self, rows: int) -> int:
@@ -211,6 +250,10 @@ def test_a_long_rest_does_not_pile_up(inner: Any, monkeypatch: pytest.MonkeyPatc
     assert row.state.head_length >= len(PROMPT) + TOKENS - 1 - 5
 
 
+def right_for(share: float, depth: int) -> Callable[[int], bool]:
+    return lambda index: random.Random(10 * index + depth).random() < share
+
+
 def test_rows_beside_each_other_commit_their_own_counts(inner: Any, text: list[int]) -> None:
     """One batch: right, wrong and mixed heads at depths 0 to 5. One forward serves all rows of a cycle."""
     model = ScriptedHead(inner)
@@ -219,7 +262,7 @@ def test_rows_beside_each_other_commit_their_own_counts(inner: Any, text: list[i
     for depth in range(6):
         for share in (0.0, 0.6, 1.0):
             row = engine.add(_request(depth))
-            model.follow(row, text, lambda index, s=share, d=depth: random.Random(10 * index + d).random() < s)
+            model.follow(row, text, right_for(share, depth))
             rows.append(row)
     finish(engine)
     for row in rows:

@@ -1,4 +1,4 @@
-"""Guards where rows end: nothing is emitted after an end token, a stop, a limit or a breakdown, wherever in a run it falls.
+"""Guards where rows end: nothing is emitted after an end token, a stop, a limit or a breakdown.
 
 With a head that is always right, a whole window is accepted at once: what lies behind the stop was decoded, and must
 not be seen, counted or committed.
@@ -76,7 +76,9 @@ def test_end_token_inside_an_accepted_run(inner: Any, text: list[int], depth: in
         assert at <= 5
         assert timings.cycles == 1
         assert timings.emitted == {"prefill": 1, "draft": at, "correction": 0, "bonus": 0, "plain": 0}
-        assert timings.drafts_tried == timings.drafts_accepted == [1] * at  # what lay behind was never up for a decision
+        assert (
+            timings.drafts_tried == timings.drafts_accepted == [1] * at
+        )  # what lay behind was never up for a decision
 
 
 def test_end_token_as_bonus(inner: Any, text: list[int]) -> None:
@@ -269,7 +271,7 @@ def test_nan_behind_a_rejected_draft(inner: Any, text: list[int], temperature: f
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_nan_of_the_head_ends_that_row_only(inner: Any, text: list[int], at: int, temperature: float) -> None:
-    """Beside it rows at depth 0 and at a smaller depth, whose padding repeats the broken row's hidden or goes unused."""
+    """Beside it rows at depth 0, whose padding repeats the broken row's hidden, and at depths 1 and 3."""
     model = ScriptedHead(inner)
     engine = Engine(model)
     broken = engine.add(request(PROMPT, depth=3, max_tokens=TOKENS, temperature=temperature))
@@ -300,7 +302,9 @@ def test_nan_in_a_draft_that_nobody_asked_for(inner: Any, text: list[int]) -> No
         engine.step()
     done = len(shallow.emitted)
     # Its draft is the token at index `done`; the head breaks down two further, where only padding goes.
-    model.script(shallow.state, lambda index: None if index == start + done + 2 else text[min(index - start, TOKENS - 1)])
+    model.script(
+        shallow.state, lambda index: None if index == start + done + 2 else text[min(index - start, TOKENS - 1)]
+    )
     model.follow(deep, text)
     engine.step()
     assert shallow.error is None

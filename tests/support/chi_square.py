@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 
 __all__ = ["against_law", "two_samples"]
 
 LEAST = 8.0  # expected count below which a category is pooled with the other rare ones
 
 
-def against_law(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -> float:
+def against_law(counts: Mapping[Any, int], law: Mapping[Any, float]) -> float:
     """p-value of counts under a law. 0 when something happened that the law forbids."""
     if any(law.get(key, 0.0) <= 0 for key, count in counts.items() if count):
         return 0.0
@@ -26,7 +27,7 @@ def against_law(counts: Mapping[Hashable, int], law: Mapping[Hashable, float]) -
     return float(stats.chi2.sf(statistic, len(expected) - 1))
 
 
-def two_samples(a: Mapping[Hashable, int], b: Mapping[Hashable, int]) -> float:
+def two_samples(a: Mapping[Any, int], b: Mapping[Any, int]) -> float:
     """p-value of two samples having one law."""
     keys = sorted({*a, *b}, key=lambda key: (-(a.get(key, 0) + b.get(key, 0)), repr(key)))
     counts = np.array([[side.get(key, 0) for key in keys] for side in (a, b)], dtype=np.float64)
@@ -43,10 +44,10 @@ def _pooled(values: npt.NDArray[np.float64], expected: npt.NDArray[np.float64]) 
     if not rare.any():
         return values
     if rare.all():
-        return values.sum(keepdims=True)
+        return np.array([values.sum()])
     kept, rest = values[~rare], values[rare].sum()
     if expected[rare].sum() < LEAST:
         kept = kept.copy()
         kept[-1] += rest
         return kept
-    return np.append(kept, rest)
+    return np.array([*kept, rest])
