@@ -19,7 +19,7 @@ test: ## all tests that need no more than this machine; under 15 minutes on 2 co
 
 test-full: ## the whole parity grid: 50 prompts x 128 tokens x depths 0-5 x bf16/4-bit/8-bit; takes hours
 	@sh scripts/setup.sh test
-	SELFDRAFT_FULL_RESULT=benchmarks/results/parity_grid.json $(PY) -m pytest -m full tests/full -o addopts=-q
+	$(PY) tools/parity_grid.py --output benchmarks/results/parity_grid.json
 
 test-reference: ## regenerate the reference fixtures with torch and transformers, in a .venv-reference of its own
 	@sh scripts/setup_reference.sh

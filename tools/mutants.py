@@ -205,7 +205,7 @@ FAULTS = [
     Fault(
         "NaN logits decoded on",
         "engine/cycle.py",
-        "if not all(outcome.finite[index][: min(accepted, depth) + 1]):",
+        "if not all(outcome.finite[index][: decisive + 1]):",
         "if False:",
         "tests/engine/test_stops.py",
     ),
@@ -273,7 +273,7 @@ def _try(copy: Path, fault: Fault) -> str | None:
         path.write_text(text, encoding="utf-8")
     if done.returncode == 0:
         return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if done.returncode != 1 or not found:
         raise SystemExit(f"{fault.name}: pytest itself failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return found.group(1)

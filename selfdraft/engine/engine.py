@@ -119,8 +119,9 @@ class Engine:
         while seen < len(row.emitted) or not row.done:
             if seen == len(row.emitted):
                 self.step()
-            yield row.emitted[seen:]
-            seen = len(row.emitted)
+            tokens = row.emitted[seen:]
+            seen += len(tokens)  # before the yield: others may step while this reader waits
+            yield tokens
         if row.error is not None:
             raise row.error
 

@@ -57,11 +57,9 @@ def build_model(
     module.load_weights(list(weights.items()), strict=True)
     module.eval()
     _read(weights, progress)
-    floating = checkpoint.architecture.required[0].rsplit(".", 1)[0]
-    reference = weights.get(f"{floating}.scales", weights[f"{floating}.weight"])
     return LoadedModel(
         model=module,
-        dtype=reference.dtype,
+        dtype=next(tensor.dtype for name, tensor in weights.items() if family.norms(name)),
         quantisation=quantisation_of(module),
         nbytes=sum(tensor.nbytes for tensor in weights.values()),
     )

@@ -26,11 +26,12 @@ def find_model(name: str) -> Path:
     if name == REFERENCE:
         return Path(__file__).parent.parent / "assets" / REFERENCE
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    exists = bool(name) and folder.exists()  # Path("") is the current folder
+    if exists and folder.is_dir():
         return folder
-    if folder.exists():
+    if exists:
         raise ModelNotFound(f"{name!r} is a file; give the folder that holds config.json and the weights")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", name):
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", name):
         raise ModelNotFound(
             f"no model {name!r}: give 'reference', an existing folder, or a Hugging Face id like 'owner/name'"
         )

@@ -116,9 +116,7 @@ def test_norms_are_told_by_their_values_when_the_convolution_says_otherwise(
 
 
 @pytest.mark.parametrize("prefix", ["model.visual.", "visual.", "vision_tower.", "model.vision_tower."])
-def test_vision_tensors_are_left_out_with_a_note(
-    tmp_path: Path, model: Any, tensors: Tensors, prefix: str
-) -> None:
+def test_vision_tensors_are_left_out_with_a_note(tmp_path: Path, model: Any, tensors: Tensors, prefix: str) -> None:
     vision = {f"{prefix}blocks.0.norm1.weight": mx.ones(4), f"{prefix}patch_embed.proj.weight": mx.ones((4, 3))}
     folder = save(tmp_path, renamed(tensors, multimodal) | vision)
     assert classify(folder).notes == ["2 tensors of other modalities are left out: text only"]
@@ -237,13 +235,18 @@ def test_quantised_weights_load_as_they_were_stored(tmp_path: Path, name: str, l
     folder = save(tmp_path, zero_centred(stored) if layout == "huggingface" else stored, config)
     loaded = load_folder(folder)
 
-    formats = {path: layer_format(layer) for path, layer in model.named_modules()}
-    assert {path: layer_format(layer) for path, layer in loaded.model.named_modules()} == formats  # type: ignore[attr-defined]
+    formats = layer_formats(model)
+    assert layer_formats(loaded.model) == formats
     found = [form for form in formats.values() if form]
     assert {name: found.count(name) for name in found} == loaded.quantisation
     assert classify(folder).quantised
-    assert loaded.dtype == mx.bfloat16 or settings.get("mode")
+    assert loaded.dtype == mx.bfloat16
     assert same_outputs(loaded.model, model)
+
+
+def layer_formats(model: Any) -> dict[str, str]:
+    """How every layer's weight is held, by path."""
+    return {path: layer_format(layer) for path, layer in model.named_modules()}
 
 
 def layer_format(layer: nn.Module) -> str:

@@ -72,10 +72,10 @@ def test_prompt_longer_than_a_prefill_chunk(reference_bf16: Any) -> None:
 def test_greedy_mtp_is_greedy_ar_when_quantised(bits: int) -> None:
     """Trunk, head and embedding quantised. A token costs 0.2 s here, so two prompts and few tokens."""
     model = reference_model(bits=bits)
-    some = [Prompt(p.id, p.kind, p.tokens[:12]) for p in (PROMPTS[0], next(p for p in PROMPTS if p.kind == "code"))]
-    drafted = greedy(model, some, 3, 20)
+    some = [Prompt(p.id, p.kind, p.tokens[:8]) for p in (PROMPTS[0], next(p for p in PROMPTS if p.kind == "prose"))]
+    drafted = greedy(model, some, 3, 16)
     assert_some_rejected_and_some_accepted(drafted)
-    assert emitted(drafted) == emitted(greedy(model, some, 0, 20))
+    assert emitted(drafted) == emitted(greedy(model, some, 0, 16))
 
 
 def test_seeded_text_does_not_depend_on_depth(reference_bf16: Any) -> None:
@@ -84,7 +84,7 @@ def test_seeded_text_does_not_depend_on_depth(reference_bf16: Any) -> None:
     for depth in (0, 1, 3, 5, "auto"):
         params = SamplingParams(
             depth=depth,  # type: ignore[arg-type]
-            max_tokens=32,
+            max_tokens=20,
             temperature=0.6,
             top_p=0.95,
             top_k=20,
@@ -96,4 +96,4 @@ def test_seeded_text_does_not_depend_on_depth(reference_bf16: Any) -> None:
             assert_some_rejected_and_some_accepted(rows)
         found[depth] = emitted(rows)
     assert all(texts == found[0] for texts in found.values())
-    assert found[0] != emitted(greedy(reference_bf16, some, 0, 32))
+    assert found[0] != emitted(greedy(reference_bf16, some, 0, 20))

@@ -7,6 +7,7 @@ note with the figure.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import mlx.core as mx
 import pytest
 
 from selfdraft import LLM, CheckpointError, SamplingParams, load
+from selfdraft.models.base import Model
 from selfdraft.models.checkpoint import classify, read_json
 from selfdraft.models.probe import LEAST_ACCEPTANCE, probe_acceptance
 from selfdraft.models.source import REFERENCE, find_model
@@ -64,10 +66,13 @@ def refused_acceptance(llm: LLM) -> int:
 def test_a_head_beside_the_shards_is_used_after_the_probe(
     tmp_path: Path, trunk: Tensors, head: Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    probed = []
-    monkeypatch.setattr(
-        "selfdraft.llm.probe_acceptance", lambda *given: probed.append(probe_acceptance(*given)) or probed[-1]
-    )
+    probed: list[float] = []
+
+    def probe(model: Model, tokens: Sequence[int]) -> float:
+        probed.append(probe_acceptance(model, tokens))
+        return probed[-1]
+
+    monkeypatch.setattr("selfdraft.llm.probe_acceptance", probe)
     llm = open_with(tmp_path, trunk, head, shards=2)
     assert llm.checkpoint.head.source == "separate"
     assert_drafts(llm)

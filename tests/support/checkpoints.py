@@ -45,9 +45,7 @@ def is_zero_centred(name: str) -> bool:
 
 def snap_norms(model: Any) -> None:
     """Make 1 + w exact in any dtype, so that both ways to store a norm are the same function to the bit."""
-    snapped = {
-        name: mx.round(tensor * 64) / 64 for name, tensor in tensors_of(model).items() if is_zero_centred(name)
-    }
+    snapped = {name: mx.round(tensor * 64) / 64 for name, tensor in tensors_of(model).items() if is_zero_centred(name)}
     model.load_weights(list(snapped.items()), strict=False)
 
 

@@ -136,9 +136,11 @@ def cosine(a: mx.array, b: mx.array) -> float:
     """Least cosine between corresponding rows of [..., N]."""
     a, b = a.astype(mx.float32), b.astype(mx.float32)
     norms = mx.linalg.norm(a, axis=-1) * mx.linalg.norm(b, axis=-1)
-    return float(((a * b).sum(axis=-1) / norms).min().item())
+    least: Any = ((a * b).sum(axis=-1) / norms).min().item()
+    return float(least)
 
 
 def largest_difference(a: mx.array, b: mx.array) -> float:
     """Largest absolute difference of two arrays."""
-    return float(mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item())
+    largest: Any = mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max().item()
+    return float(largest)

@@ -11,7 +11,7 @@ from selfdraft.engine.row import Pending, TextStop
 from selfdraft.models.base import Model
 from selfdraft.params import SamplingParams
 
-__all__ = ["finish", "fork_rows", "params", "request", "solo"]
+__all__ = ["finish", "fork_rows", "params", "prefill_all", "request", "solo"]
 
 
 def params(**given: Any) -> SamplingParams:
@@ -34,6 +34,13 @@ def request(
 def finish(engine: Engine) -> None:
     """Step until no row is left."""
     while engine.rows:
+        engine.step()
+
+
+def prefill_all(engine: Engine) -> None:
+    """Forward the prompts of all rows before any cycle runs, so that they start together."""
+    while engine._joining:
+        engine._prefill_is_next = True
         engine.step()
 
 
