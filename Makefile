@@ -17,7 +17,7 @@ test: ## all tests that need no more than this machine; under 15 minutes on 2 co
 	@sh scripts/setup.sh test
 	$(PY) -m pytest -n 2 --dist worksteal
 
-test-full: ## the whole parity grid: 50 prompts x 128 tokens x depths 0-5 x bf16/4-bit/8-bit; takes hours
+test-full: ## the whole parity grid: 50 prompts x 128 tokens x depths 0-5 x bf16/4-bit/8-bit; takes an hour
 	@sh scripts/setup.sh test
 	$(PY) tools/parity_grid.py --output benchmarks/results/parity_grid.json
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +14,6 @@ from .errors import InvalidRequest
 from .models.checkpoint import Checkpoint, classify
 from .models.loader import LoadedModel, build_model
 from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
-from .models.source import find_model
 from .params import SamplingParams
 from .results import Generation
 from .settings import Settings
@@ -62,9 +62,10 @@ class LLM:
         self.context_length = loaded.model.context_length
 
     @classmethod
-    def open(cls, name: str, settings: Settings, *, profile: bool = False, progress: Progress | None = None) -> LLM:
-        """Load a model; see `selfdraft.load`."""
-        folder = find_model(name)
+    def open(
+        cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
+    ) -> LLM:
+        """Load the model in a folder; see `selfdraft.load`, which finds it by name."""
         checkpoint = classify(folder)
         tokenizer = Tokenizer.from_folder(folder)
         dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised)

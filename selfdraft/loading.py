@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .device import choose_blas
 from .settings import Settings, load_settings
+from .source import find_model
 
 if TYPE_CHECKING:
     from .llm import LLM
@@ -34,7 +35,8 @@ def load(
         CheckpointError: the folder cannot be used, with what is wrong in it.
     """
     settings = settings or load_settings()
+    folder = find_model(model)  # a wrong name is said before anything heavy is imported
     choose_blas(settings.blas)
     from .llm import LLM  # MLX is imported here
 
-    return LLM.open(model, settings, profile=profile, progress=progress)
+    return LLM.open(model, folder, settings, profile=profile, progress=progress)

@@ -27,7 +27,8 @@ ALLOWED = {
     "text": {"errors"},
     "llm": {"device", "engine", "errors", "models", "params", "results", "settings", "stream", "text"},
     "stream": {"engine", "results", "text"},
-    "loading": {"device", "llm", "settings"},
+    "loading": {"device", "llm", "settings", "source"},
+    "source": {"errors"},
     "assets": set(),
     "cli": {
         "device",
@@ -39,6 +40,7 @@ ALLOWED = {
         "params",
         "results",
         "settings",
+        "source",
         "text",
         "__init__",
     },

@@ -60,7 +60,8 @@ def test_a_dropped_stream_ends_its_row(llm: Any) -> None:
         break
     assert llm.engine.rows == []
     stream = llm.stream(HELLO, LONG)
-    assert next(stream) and len(llm.engine.rows) == 1
+    assert next(stream)
+    assert len(llm.engine.rows) == 1
     stream.close()
     assert llm.engine.rows == []
     assert list(stream) == []

@@ -97,7 +97,7 @@ def _engine(bits: int | None) -> tuple[Any, list[list[int]]]:
     from selfdraft.engine import Engine
     from selfdraft.models.checkpoint import classify
     from selfdraft.models.loader import build_model
-    from selfdraft.models.source import find_model
+    from selfdraft.source import find_model
 
     mx.set_default_device(mx.cpu)
     # Quantised weights run with fp32 activations on a CPU (see selfdraft.device.choose_dtype).

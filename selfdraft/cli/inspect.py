@@ -53,7 +53,7 @@ def inspect(
     settings = load_settings()
     choose_blas(settings.blas)  # before MLX comes in
     from ..models.checkpoint import classify
-    from ..models.source import find_model
+    from ..source import find_model
 
     report = _report(model, classify(find_model(model)), settings)
     if as_json:
@@ -155,7 +155,7 @@ def _what_runs(name: str, checkpoint: Checkpoint, settings: Settings, depth: int
     from ..llm import LLM
 
     with loading_bar(name) as bar:
-        llm = LLM.open(name, settings, progress=bar)
+        llm = LLM.open(name, checkpoint.folder, settings, progress=bar)
     verdict = [note for note in llm.notes if note not in checkpoint.notes]
     return llm.max_depth, " ".join(verdict).removeprefix("plain decoding: "), True
 

@@ -18,7 +18,7 @@ from selfdraft.cli.conversation import Conversation
 from selfdraft.cli.slash import Leave, obey
 from selfdraft.errors import ContextOverflow
 from selfdraft.llm import LLM
-from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.source import REFERENCE, find_model
 
 from .conftest import COMMAND, Command
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.llm import LLM
-from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.source import REFERENCE, find_model
 
 from ..support.nano import nano_model, write_checkpoint
 from .conftest import Command

@@ -7,13 +7,17 @@ each of the 5 distribution checks would fail with odds of 1 in 10,000.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
-from selfdraft.engine import noise
+from selfdraft.engine import Engine, noise
+from tests.support.nano import SMALLER, nano_model
+from tests.support.rows import prefill_all, request
 
 V = 24
 SIGNIFICANCE = 1e-4
@@ -107,6 +111,33 @@ def test_uniforms_have_addresses_of_their_own() -> None:
     judged = np.exp(-np.exp(-np.array(noise.gumbel(streams, counters, 1, V))[:, 0].astype(np.float64)))
     assert np.abs(uniforms - judged).max(axis=1).min() > 0.1
     assert abs(stats.spearmanr(uniforms.ravel(), judged.ravel()).statistic) < 4 / np.sqrt(uniforms.size)
+
+
+def test_an_unseeded_row_never_sees_a_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of different depths in one batch draw as many positions as the deepest; a seeded row draws by its index."""
+    drawn: dict[noise.Stream, list[range]] = {}
+    gumbel = noise.gumbel
+
+    def recorded(streams: Sequence[noise.Stream], counters: Sequence[int], count: int, vocab_size: int) -> mx.array:
+        for stream, counter in zip(streams, counters, strict=True):
+            drawn.setdefault(stream, []).append(range(counter, counter + count))
+        return gumbel(streams, counters, count, vocab_size)
+
+    monkeypatch.setattr(noise, "gumbel", recorded)
+    engine = Engine(nano_model(sharpness=1.0, **SMALLER))
+    rows = [engine.add(request([1, 2], depth=depth, max_tokens=20, temperature=1.0)) for depth in (0, 1, 2, 5)]
+    seeded = engine.add(request([1, 2], depth=3, max_tokens=20, temperature=1.0, seed=9))
+    prefill_all(engine)
+    starts = []
+    while engine.rows:
+        if not seeded.done:
+            starts.append(len(seeded.emitted))
+        engine.step()
+    for row in rows:
+        positions = [position for used in drawn[row.stream] for position in used]
+        assert len(positions) == len(set(positions))
+        assert len(drawn[row.stream]) == 1 + row.statistics.cycles
+    assert [used.start for used in drawn[seeded.stream]] == [0, *starts]
 
 
 def test_no_noise_is_infinite() -> None:

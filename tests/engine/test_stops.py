@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from selfdraft.engine import Engine, Request, Row
+from selfdraft.engine import RULES, Engine, Request, Row
 from selfdraft.errors import ContextOverflow, InvalidRequest, NonFiniteLogits
 from selfdraft.params import SamplingParams
 from tests.support.nano import nano_model
-from tests.support.rows import finish, params, request, solo
+from tests.support.rows import finish, params, prefill_all, request, solo
 from tests.support.scripted import ScriptedHead
 
 PROMPT = [7, 3, 9]
@@ -239,6 +239,7 @@ def test_nan_of_the_trunk_ends_that_row_only(inner: Any, text: list[int], depth:
     for row in (broken, sound):
         model.follow(row, text)
     model.poison(broken.state, len(PROMPT) + at)
+    prefill_all(engine)
     finish(engine)
     assert sound.emitted == text
     assert sound.error is None
@@ -250,11 +251,12 @@ def test_nan_of_the_trunk_ends_that_row_only(inner: Any, text: list[int], depth:
         list(engine.run(broken))
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_nan_behind_a_rejected_draft(inner: Any, text: list[int], temperature: float) -> None:
+def test_nan_behind_a_rejected_draft(inner: Any, text: list[int], temperature: float, rule: str) -> None:
     """A greedy row never depended on it and goes on; what a rejection rule keeps may depend on the whole window."""
     model = ScriptedHead(inner)
-    engine = Engine(model)
+    engine = Engine(model, rule=RULES[rule])
     row = engine.add(request(PROMPT, depth=3, max_tokens=TOKENS, temperature=temperature))
     model.follow(row, text, lambda index: False)
     while not row.emitted:
@@ -283,6 +285,7 @@ def test_nan_of_the_head_ends_that_row_only(inner: Any, text: list[int], at: int
         model.script(broken.state, lambda index: None if index == start + at else 0)
     for row in beside:
         model.follow(row, text)
+    prefill_all(engine)
     finish(engine)
     for row in beside:
         assert row.error is None
@@ -298,17 +301,13 @@ def test_nan_in_a_draft_that_nobody_asked_for(inner: Any, text: list[int]) -> No
     shallow = engine.add(request(PROMPT, depth=1, max_tokens=TOKENS, temperature=0.0))
     deep = engine.add(request(PROMPT, depth=4, max_tokens=TOKENS, temperature=0.0))
     start = len(PROMPT)
-    while not (shallow.emitted and deep.emitted):
-        engine.step()
-    done = len(shallow.emitted)
-    # Its draft is the token at index `done`; the head breaks down two further, where only padding goes.
-    model.script(
-        shallow.state, lambda index: None if index == start + done + 2 else text[min(index - start, TOKENS - 1)]
-    )
+    prefill_all(engine)
+    # Its draft is the token at index 1; the head breaks down one further, where only padding goes.
+    model.script(shallow.state, lambda index: None if index == start + 2 else text[index - start])
     model.follow(deep, text)
     engine.step()
     assert shallow.error is None
-    assert shallow.emitted == text[: done + 2]
+    assert shallow.emitted == text[:3]
 
 
 # Requests that cannot be served

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.source import REFERENCE, find_model
 from selfdraft.text import ChatTemplate, Tokenizer
 from tests.support.reference import FIXTURES, acceptance_fixture, prompts
 

@@ -15,7 +15,7 @@ import pytest
 
 from selfdraft import ModelNotFound
 from selfdraft.models.checkpoint import classify
-from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.source import REFERENCE, find_model
 from tests.support.checkpoints import save, tensors_of
 from tests.support.nano import nano_model
 
@@ -24,7 +24,7 @@ FIRST, SECOND = "a" * 40, "b" * 40  # commit hashes
 LOOKUP = """
 import sys
 from selfdraft import ModelNotFound
-from selfdraft.models.source import find_model
+from selfdraft.source import find_model
 for name in sys.argv[1:]:
     try:
         print(find_model(name))

@@ -18,7 +18,7 @@ import pytest
 from selfdraft import CheckpointError, InvalidRequest, SamplingParams, load
 from selfdraft.models.checkpoint import classify, norm_convention, read_json
 from selfdraft.models.loader import build_model
-from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.source import REFERENCE, find_model
 from tests.support.checkpoints import (
     Tensors,
     add_text_side,

@@ -18,7 +18,7 @@ from selfdraft import LLM, CheckpointError, SamplingParams, load
 from selfdraft.models.base import Model
 from selfdraft.models.checkpoint import classify, read_json
 from selfdraft.models.probe import LEAST_ACCEPTANCE, probe_acceptance
-from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.source import REFERENCE, find_model
 from tests.support.checkpoints import Tensors, add_text_side, is_zero_centred, renamed, save, tensors_of
 from tests.support.nano import nano_model
 

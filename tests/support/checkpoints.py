@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.loader import LoadedModel, build_model
-from selfdraft.models.source import REFERENCE, find_model
+from selfdraft.source import REFERENCE, find_model
 from tests.support.nano import NANO_CONFIG
 
 __all__ = [

@@ -16,8 +16,8 @@ from selfdraft.engine import RULES, Engine, Request, Row
 from selfdraft.models.base import Model
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.loader import build_model
-from selfdraft.models.source import REFERENCE, find_model
 from selfdraft.params import SamplingParams
+from selfdraft.source import REFERENCE, find_model
 from selfdraft.state import RowState
 
 __all__ = [

@@ -46,9 +46,7 @@ def calls_of(ids: list[int], sizes: list[int]) -> list[list[int]]:
     sizes=st.lists(st.integers(1, 6), max_size=12),
     minimum=st.integers(0, 8),
 )
-def test_calls_do_not_matter(
-    tokenizer: Tokenizer, text: str, stops: list[str], sizes: list[int], minimum: int
-) -> None:
+def test_calls_do_not_matter(tokenizer: Tokenizer, text: str, stops: list[str], sizes: list[int], minimum: int) -> None:
     ids = tokenizer.encode(text, special=False)
     one_by_one = run(RowText(tokenizer, stops, minimum), [[id] for id in ids])
     assert run(RowText(tokenizer, stops, minimum), calls_of(ids, sizes)) == one_by_one

@@ -47,9 +47,7 @@ def test_against_the_slow_definition(chunks: list[str], stops: list[str]) -> Non
 
 @settings(max_examples=1000, deadline=None)
 @given(protected=chunk_lists, armed=chunk_lists, stops=stop_lists)
-def test_unarmed_text_cannot_complete_a_stop(
-    protected: list[str], armed: list[str], stops: list[str]
-) -> None:
+def test_unarmed_text_cannot_complete_a_stop(protected: list[str], armed: list[str], stops: list[str]) -> None:
     start, text = len("".join(protected)), "".join([*protected, *armed])
     visible, stop = text, None
     for end in range(start + 1, len(text) + 1):

@@ -98,9 +98,7 @@ CASES = pytest.mark.parametrize(
 
 
 @CASES
-def test_golden(
-    template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any], expected: str
-) -> None:
+def test_golden(template: ChatTemplate, messages: list[dict[str, Any]], options: dict[str, Any], expected: str) -> None:
     before = copy.deepcopy((messages, options))
     assert template.render(messages, **options) == expected
     assert (messages, options) == before
@@ -186,17 +184,13 @@ def test_unusable_files(tmp_path: Path, config: object, jinja: str | bytes | Non
 
 def test_tojson_is_plain_json() -> None:
     tools = [{"b": "<é & 'x'>", "a": [1, None, True]}]
-    assert ChatTemplate("{{ tools | tojson }}").render([USER], tools=tools) == json.dumps(
-        tools, ensure_ascii=False
-    )
+    assert ChatTemplate("{{ tools | tojson }}").render([USER], tools=tools) == json.dumps(tools, ensure_ascii=False)
     indented = ChatTemplate("{{ tools | tojson(indent=2) }}").render([USER], tools=tools)
     assert indented == json.dumps(tools, ensure_ascii=False, indent=2)
 
 
 def test_blocks_leave_no_white_space_and_loops_can_break() -> None:
-    source = (
-        "{% for n in range(9) %}\n  {% if n == 2 %}\n    {% break %}\n  {% endif %}\n{{ n }}\n{% endfor %}\n."
-    )
+    source = "{% for n in range(9) %}\n  {% if n == 2 %}\n    {% break %}\n  {% endif %}\n{{ n }}\n{% endfor %}\n."
     assert ChatTemplate(source).render([USER]) == "0\n1\n."
 
 
@@ -224,9 +218,7 @@ def test_raise_exception_becomes_ours() -> None:
     assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize(
-    "source", ["{{ messages[0].content.x.y }}", "{{ 1 + messages[0].content }}", "{{ 1 / 0 }}"]
-)
+@pytest.mark.parametrize("source", ["{{ messages[0].content.x.y }}", "{{ 1 + messages[0].content }}", "{{ 1 / 0 }}"])
 def test_any_failure_becomes_ours(source: str) -> None:
     with pytest.raises(InvalidRequest, match="my template cannot render these messages"):
         ChatTemplate(source, origin="my template").render([USER])
@@ -237,9 +229,7 @@ def test_allowed_variables() -> None:
     assert template.render([USER], reasoning_effort="high", enable_thinking=None) == "high|False"
 
 
-@pytest.mark.parametrize(
-    "name", ["bos_token", "raise_exception", "namespace", "unheard_of", "range", "__class__"]
-)
+@pytest.mark.parametrize("name", ["bos_token", "raise_exception", "namespace", "unheard_of", "range", "__class__"])
 def test_other_variables_are_refused(name: str) -> None:
     variables: dict[str, Any] = {name: "y"}
     with pytest.raises(InvalidRequest, match=name) as caught:

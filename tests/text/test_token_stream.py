@@ -20,12 +20,8 @@ SAMPLES = [
 ]
 
 # Byte-level ids below 256 are single bytes in the reference vocabulary: they make broken UTF-8 likely.
-reference_ids = st.lists(
-    st.one_of(st.integers(0, 8191), st.integers(0, 255), st.integers(8170, 8300)), max_size=40
-)
-fallback_ids = st.lists(
-    st.one_of(st.integers(0, 265), st.integers(256, 265), st.integers(128, 255)), max_size=30
-)
+reference_ids = st.lists(st.one_of(st.integers(0, 8191), st.integers(0, 255), st.integers(8170, 8300)), max_size=40)
+fallback_ids = st.lists(st.one_of(st.integers(0, 265), st.integers(256, 265), st.integers(128, 255)), max_size=30)
 cuts = st.lists(st.integers(1, 5), max_size=40)
 
 

@@ -68,9 +68,7 @@ def test_markers_in_text(tokenizer: Tokenizer, marker: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    parts=st.lists(
-        st.one_of(st.sampled_from([*MARKERS, "<|", "|>", "<", "im_end"]), st.text(max_size=6)), max_size=8
-    )
+    parts=st.lists(st.one_of(st.sampled_from([*MARKERS, "<|", "|>", "<", "im_end"]), st.text(max_size=6)), max_size=8)
 )
 def test_user_text_never_gives_an_added_token(tokenizer: Tokenizer, parts: list[str]) -> None:
     ids = tokenizer.encode("".join(parts), special=False)
@@ -186,9 +184,7 @@ def test_bos_by_the_post_processor(folder: Path) -> None:
     edit(config, bos_token="<|im_start|>", add_bos_token=None)
     assert Tokenizer.from_folder(folder).bos_id is None
     library = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    library.post_processor = processors.TemplateProcessing(
-        "<|im_start|> $A", special_tokens=[("<|im_start|>", 8173)]
-    )
+    library.post_processor = processors.TemplateProcessing("<|im_start|> $A", special_tokens=[("<|im_start|>", 8173)])
     library.save(str(folder / "tokenizer.json"))
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.bos_id == 8173
@@ -196,9 +192,7 @@ def test_bos_by_the_post_processor(folder: Path) -> None:
 
 
 def test_missing_tokenizer_names_folder_and_remedy(tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"no tokenizer\.json in .*Download the checkpoint again"
-    ) as caught:
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json in .*Download the checkpoint again") as caught:
         Tokenizer.from_folder(tmp_path)
     assert str(tmp_path) in str(caught.value)
 
@@ -211,9 +205,7 @@ def test_unusable_tokenizer(folder: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "config.json", "generation_config.json"])
-@pytest.mark.parametrize(
-    ("content", "says"), [(b"{", "not valid JSON"), (b"[1]", "object"), (b"\xff\xfe", "read")]
-)
+@pytest.mark.parametrize(("content", "says"), [(b"{", "not valid JSON"), (b"[1]", "object"), (b"\xff\xfe", "read")])
 def test_malformed_config(folder: Path, name: str, content: bytes, says: str) -> None:
     (folder / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=says) as caught:

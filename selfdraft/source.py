@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..errors import ModelNotFound
+from .errors import ModelNotFound
 
 __all__ = ["REFERENCE", "find_model"]
 
@@ -24,7 +24,7 @@ def find_model(name: str) -> Path:
         ModelNotFound: nothing by that name, or the Hub cannot be reached.
     """
     if name == REFERENCE:
-        return Path(__file__).parent.parent / "assets" / REFERENCE
+        return Path(__file__).parent / "assets" / REFERENCE
     folder = Path(name).expanduser()
     exists = bool(name) and folder.exists()  # Path("") is the current folder
     if exists and folder.is_dir():
