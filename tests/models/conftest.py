@@ -12,7 +12,7 @@ from tests.support.reference import reference_model
 
 @pytest.fixture(scope="session")
 def reference_bf16() -> Any:
-    return reference_model()
+    return reference_model(dtype=mx.bfloat16)
 
 
 @pytest.fixture(scope="session")

@@ -27,20 +27,25 @@ STANDARD_ERRORS = 4
 CLEAR_MARGIN = 0.005
 
 
-def measured(mode: str, folder: Path) -> dict[str, Any]:
-    """Our continuations of all prompts; see tests/support/measure_acceptance.py."""
+def measured(mode: str, folder: Path) -> list[dict[str, Any]]:
+    """Our continuations of the prompts; see tests/support/measure_acceptance.py."""
     output = folder / "continuations.json"
     environment = {**os.environ, "SELFDRAFT_BLAS": "auto", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.support.measure_acceptance", mode, str(output)]
     done = subprocess.run(command, cwd=FIXTURES.parents[1], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(output.read_text())
+    found: list[dict[str, Any]] = json.loads(output.read_text())
     return found
 
 
 def totals(runs: list[dict[str, Any]], count: str) -> list[int]:
     """Sums by position."""
     return [sum(column) for column in zip(*(run[count] for run in runs), strict=True)]
+
+
+def rates(runs: list[dict[str, Any]]) -> list[float]:
+    """Acceptance by position."""
+    return [k / n for k, n in zip(totals(runs, "accepted"), totals(runs, "tried"), strict=True)]
 
 
 def test_prompts_are_rendered_and_encoded_as_by_transformers() -> None:
@@ -58,25 +63,21 @@ def test_prompts_are_rendered_and_encoded_as_by_transformers() -> None:
 
 
 def test_greedy_acceptance_is_that_of_the_reference(tmp_path: Path) -> None:
-    """All 90 prompts at depth 4. In float32 text and counts must be the reference's own, prompt by prompt."""
-    found = measured("greedy", tmp_path)
-    runs = found["continuations"]
-    expected = acceptance_fixture()["greedy"]["totals"]["overall"]
-    assert len(runs) == expected["continuations"] == 90
-    tried, accepted = totals(runs, "tried"), totals(runs, "accepted")
-    for position, rate in enumerate(expected["acceptance"]):
-        assert accepted[position] / tried[position] == pytest.approx(rate, abs=POINT), f"depth {position + 1}"
+    """At depth 4, in float32. Text and counts are the reference's own, prompt by prompt, where it decides clearly."""
+    runs = measured("greedy", tmp_path)
+    by_id = {prompt["id"]: prompt["greedy"] for prompt in acceptance_fixture()["prompts"]}
+    expected = [by_id[run["id"]] for run in runs]
+    assert len(runs) in (90, 30)  # without OpenBLAS every third prompt
+    ours, theirs = rates(runs), rates(expected)
+    assert ours == pytest.approx(theirs, abs=POINT)
 
-    if found["float32"]:
-        clear = 0
-        for run, prompt in zip(runs, acceptance_fixture()["prompts"], strict=True):
-            greedy = prompt["greedy"]
-            assert run["id"] == prompt["id"]
-            if min(greedy["trunk_margin"], greedy["head_margin"] or 1) > CLEAR_MARGIN:
-                clear += 1
-                for count in ("tokens", "cycles", "tried", "accepted"):
-                    assert run[count] == greedy[count], (prompt["id"], count)
-        assert clear > 70
+    clear = 0
+    for run, reference in zip(runs, expected, strict=True):
+        if min(reference["trunk_margin"], reference["head_margin"] or 1) > CLEAR_MARGIN:
+            clear += 1
+            for count in ("tokens", "cycles", "tried", "accepted"):
+                assert run[count] == reference[count], (run["id"], count)
+    assert clear > 0.75 * len(runs)
 
 
 def test_sampled_acceptance_is_that_of_the_reference(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_sampled_acceptance_is_that_of_the_reference(tmp_path: Path) -> None:
     Kinds of prompts differ widely, so they are compared one by one and then together, weighted as we tried them. The
     noise is fixed: the test does not fail at random. With other noise it would, by chance, once in a thousand times.
     """
-    runs = measured("sampled", tmp_path)["continuations"]
+    runs = measured("sampled", tmp_path)
     assert len(runs) == sum({"chat": 2, "prose": 3, "code": 2}[prompt.kind] for prompt in prompts())
     reference = acceptance_fixture()["sampled"]["totals"]
     assert totals(runs, "tried")[0] >= 2000

@@ -70,12 +70,12 @@ def test_prompt_longer_than_a_prefill_chunk(reference_bf16: Any) -> None:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_greedy_mtp_is_greedy_ar_when_quantised(bits: int) -> None:
-    """Trunk, head and embedding quantised. A token costs 0.2 s here, so two prompts and few tokens."""
+    """Trunk, head and embedding quantised."""
     model = reference_model(bits=bits)
-    some = [Prompt(p.id, p.kind, p.tokens[:8]) for p in (PROMPTS[0], next(p for p in PROMPTS if p.kind == "prose"))]
-    drafted = greedy(model, some, 3, 16)
+    some = [next(prompt for prompt in PROMPTS if prompt.kind == kind) for kind in ("chat", "prose")]
+    drafted = greedy(model, some, 3, TOKENS)
     assert_some_rejected_and_some_accepted(drafted)
-    assert emitted(drafted) == emitted(greedy(model, some, 0, 16))
+    assert emitted(drafted) == emitted(greedy(model, some, 0, TOKENS))
 
 
 def test_seeded_text_does_not_depend_on_depth(reference_bf16: Any) -> None:

@@ -3,20 +3,27 @@
     python -m tests.support.measure_acceptance greedy|sampled OUTPUT
 
 A process of its own may take OpenBLAS, which is five times faster in float32; bit parity is not the point here. Without
-OpenBLAS the weights stay bf16, the faster choice then. Counting follows `definitions` of the fixture: every cycle has
-the full depth, also the one that goes past `max_tokens`.
+it, greedy decoding stays float32 (bf16 turns close calls: 18 of 90 texts differ) and takes every third prompt; sampling
+takes bf16, where it is the faster one. Counting follows `definitions` of the fixture: every cycle has the full depth,
+also the one that goes past `max_tokens`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from selfdraft.device import active_blas, choose_blas
 from selfdraft.settings import load_settings
 
+if TYPE_CHECKING:
+    from tests.support.reference import Prompt
+
+# At least 2,000 sampled cycles in all.
 CONTINUATIONS = {"greedy": {"chat": 1, "prose": 1, "code": 1}, "sampled": {"chat": 2, "prose": 3, "code": 2}}
 PROMPTS_AT_ONCE = 8
 
@@ -27,26 +34,27 @@ def main(mode: str, output: Path) -> None:
 
     from tests.support.reference import prompts, reference_model
 
-    exact = active_blas() != "reference"
-    model = reference_model(dtype=mx.float32 if exact else None)
+    slow = active_blas() == "reference"
+    model = reference_model(dtype=mx.bfloat16 if slow and mode == "sampled" else mx.float32)
+    chosen = prompts()[::3] if slow and mode == "greedy" else prompts()
     continuations = []
-    for start in range(0, len(prompts()), PROMPTS_AT_ONCE):
-        continuations += measure(model, mode, start)
-    output.write_text(json.dumps({"float32": exact, "continuations": continuations}))
+    for start in range(0, len(chosen), PROMPTS_AT_ONCE):
+        continuations += measure(model, mode, chosen[start : start + PROMPTS_AT_ONCE])
+    output.write_text(json.dumps(continuations))
 
 
-def measure(model: Any, mode: str, start: int) -> list[dict[str, Any]]:
+def measure(model: Any, mode: str, some: Sequence[Prompt]) -> list[dict[str, Any]]:
     """Continue a few prompts side by side."""
     from selfdraft.engine import RULES, Engine, Request
     from selfdraft.params import SamplingParams
-    from tests.support.reference import acceptance_fixture, prompts
+    from tests.support.reference import acceptance_fixture
 
     fixture = acceptance_fixture()
     depth, most = fixture["depth"], fixture["max_tokens"]
     params = SamplingParams(depth=depth, max_tokens=most + depth + 1, **fixture[mode]["settings"]).resolved({})
     engine = Engine(model, rule=RULES["tokenwise"])
     rows = []
-    for index, prompt in enumerate(prompts()[start : start + PROMPTS_AT_ONCE], start):
+    for prompt in some:
         request = Request(prompt.tokens, params, stop_ids=frozenset(fixture["stop_ids"]))
         first = Engine(model)
         body = first.add(request)
@@ -55,7 +63,8 @@ def measure(model: Any, mode: str, start: int) -> list[dict[str, Any]]:
         for copy in range(CONTINUATIONS[mode][prompt.kind]):
             row = engine.add(request)
             row.state = body.state.fork()  # continuations of a prompt share its prefill
-            row.stream = (index, copy)  # unseeded, so that it accepts by rejection; but the same at every run
+            # Unseeded, so that it accepts by rejection; but the same at every run.
+            row.stream = (zlib.crc32(prompt.id.encode()), copy)
             rows.append((prompt, row))
     while engine.rows:
         engine.step()

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from selfdraft.device import choose_dtype
 from selfdraft.engine import RULES, Engine, Request, Row
 from selfdraft.models.base import Model
 from selfdraft.models.checkpoint import classify
@@ -65,18 +66,17 @@ def prompts() -> tuple[Prompt, ...]:
     )
 
 
-def reference_model(
-    *, dtype: mx.Dtype | None = None, bits: int | None = None, group_size: int = 64, with_head: bool = True
-) -> Any:
+def reference_model(*, dtype: mx.Dtype | None = None, bits: int | None = None) -> Any:
     """The reference checkpoint's trunk and head.
 
     Args:
-        dtype: None keeps bf16.
+        dtype: None takes what `load` would take: bf16, or fp32 activations for quantised weights on a CPU.
         bits: quantise every layer that can be, trunk, head and embedding, in memory.
     """
-    model: Any = build_model(classify(find_model(REFERENCE)), with_head=with_head, dtype=dtype).model
+    dtype = dtype or choose_dtype("auto", quantised=bits is not None)
+    model: Any = build_model(classify(find_model(REFERENCE)), with_head=True, dtype=dtype).model
     if bits:
-        nn.quantize(model, group_size=group_size, bits=bits)
+        nn.quantize(model, group_size=64, bits=bits)
         mx.eval(model.parameters())
     return model
 
