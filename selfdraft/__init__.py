@@ -53,5 +53,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in ("load", "LLM"):
         module = ".loading" if name == "load" else ".llm"
+        if name == "LLM":  # its module imports MLX, before which the BLAS is chosen
+            from .device import choose_blas
+            from .settings import load_settings
+
+            choose_blas(load_settings().blas)
         return getattr(importlib.import_module(module, __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -33,7 +33,7 @@ def choose_blas(wanted: Blas) -> str:
         "openblas", "reference", or "system" where MLX brings its own (macOS, CUDA builds).
 
     Raises:
-        SelfdraftError: OpenBLAS was asked for by name and is not installed.
+        SelfdraftError: one was asked for by name and is not what runs.
     """
     from .errors import SelfdraftError
 
@@ -45,6 +45,10 @@ def choose_blas(wanted: Blas) -> str:
         raise SelfdraftError(
             "blas=openblas was asked for, but OpenBLAS is not in use: install it "
             "(Debian: apt install libopenblas0-pthread) and start a new process"
+        )
+    if wanted == "reference" and _state["blas"] == "openblas":
+        raise SelfdraftError(
+            "blas=reference was asked for, but this process runs on OpenBLAS already; start a new process"
         )
     return _state["blas"]
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .device import active_blas, choose_dtype
 from .engine import RULES, Engine, ProfiledCycle, Request
-from .errors import InvalidRequest
+from .errors import CheckpointError, InvalidRequest
 from .models.checkpoint import Checkpoint, classify
 from .models.loader import LoadedModel, build_model
 from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
@@ -57,7 +57,7 @@ class LLM:
         self.template = template
         self.engine = engine
         self.notes = notes
-        self.defaults = SamplingParams.defaults_from_generation_config(checkpoint.generation_config)
+        self.defaults = _defaults(checkpoint)
         self.max_depth = loaded.model.max_depth
         self.context_length = loaded.model.context_length
 
@@ -152,13 +152,19 @@ class LLM:
         Raises:
             InvalidRequest: a prompt of no known kind, an invalid conversation, no chat template to render it with.
         """
+        if isinstance(prompt, bytes | bytearray | memoryview):
+            raise InvalidRequest(
+                "a prompt of bytes is ambiguous: decode it to a string, or give a list of ids", param="prompt"
+            )
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequest("the prompt is empty; write something", param="prompt")
             if raw:
                 return self._with_bos(self.tokenizer.encode(prompt, special=True))
             prompt = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, Sequence) or not prompt:
+        if isinstance(prompt, Sequence) and not prompt:
+            raise InvalidRequest("the prompt is empty: give a message or a token id", param="prompt")
+        if not isinstance(prompt, Sequence):
             raise InvalidRequest(
                 f"a prompt is a string, a list of messages or a list of token ids, not {prompt!r}", param="prompt"
             )
@@ -193,6 +199,14 @@ class LLM:
         """Where the time of all cycles so far went; None unless loaded with profile=True."""
         cycle = self.engine.cycle
         return cycle.report() if isinstance(cycle, ProfiledCycle) else None
+
+
+def _defaults(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Sampling defaults of a checkpoint; a value out of its range is the file's fault and said so."""
+    try:
+        return SamplingParams.defaults_from_generation_config(checkpoint.generation_config)
+    except InvalidRequest as error:
+        raise CheckpointError(f"{checkpoint.folder / 'generation_config.json'}: {error}; correct the file") from error
 
 
 def _with_head_if_sound(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -41,13 +40,13 @@ class SamplingParams:
     Attributes:
         depth: tokens drafted in a cycle; 0 is plain decoding; "auto" adapts to measured cost and acceptance.
         max_tokens: most tokens to emit, EOS included.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy, else in [1e-6, 100].
         top_p: nucleus mass in (0, 1]; 1 is off.
         top_k: most likely tokens kept; 0 is off.
         min_p: least probability relative to the largest, in [0, 1]; 0 is off.
         presence_penalty: subtracted once from tokens already in the output, in [-2, 2].
         frequency_penalty: subtracted for every occurrence in the output, in [-2, 2].
-        repetition_penalty: divides positive and multiplies negative logits of tokens seen, in (0, 10]; 1 is off.
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen, in [0.01, 10]; 1 is off.
         logit_bias: token id -> value added to its logit, in [-100, 100].
         seed: with a seed the text is a function of seed and prompt, at every depth; None draws fresh randomness.
         stop: strings that end the answer; they are not part of it.
@@ -77,18 +76,24 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.depth != "auto":
-            _integer("depth", self.depth, 0, None, 'or "auto"')
+            _integer("depth", self.depth, 0, None, 'or "auto"', required=True)
         _integer("max_tokens", self.max_tokens, 1, None)
-        _number("temperature", self.temperature, 0, 100)
+        if self.temperature != 0:  # below 1e-6 the division would leave fp32
+            _number("temperature", self.temperature, 1e-6, 100, extra="or 0 for greedy")
         _number("top_p", self.top_p, 0, 1, open_low=True)
         _integer("top_k", self.top_k, 0, None)
         _number("min_p", self.min_p, 0, 1)
         _number("presence_penalty", self.presence_penalty, -2, 2)
         _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _number("repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 10)
         _integer("seed", self.seed, -(2**63), 2**64 - 1)
         _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        _integer("min_tokens", self.min_tokens, 0, None)
+        _integer("min_tokens", self.min_tokens, 0, None, required=True)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}); lower one or raise the other",
+                param="min_tokens",
+            )
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequest(f"ignore_eos must be true or false, not {self.ignore_eos!r}", param="ignore_eos")
         object.__setattr__(self, "stop", _stops(self.stop))
@@ -121,26 +126,32 @@ class SamplingParams:
         return defaults
 
 
-def _number(name: str, value: float | None, low: float, high: float, *, open_low: bool = False) -> None:
+def _number(
+    name: str, value: float | None, low: float, high: float, *, open_low: bool = False, extra: str = ""
+) -> None:
     if value is None:
         return
-    interval = f"{'(' if open_low else '['}{low}, {high}]"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    interval = f"{'(' if open_low else '['}{low}, {high}]{' ' + extra if extra else ''}"
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise InvalidRequest(f"{name} must be a number in {interval}, not {value!r}", param=name)
     if value > high or value < low or (open_low and value == low):
         raise InvalidRequest(f"{name} must lie in {interval}; got {value!r}", param=name)
 
 
-def _integer(name: str, value: int | str | None, low: int, high: int | None, extra: str = "") -> None:
-    if value is None:
+def _integer(
+    name: str, value: int | str | None, low: int, high: int | None, extra: str = "", *, required: bool = False
+) -> None:
+    if value is None and not required:
         return
     wanted = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         raise InvalidRequest(f"{name} must be {wanted}{' ' + extra if extra else ''}, not {value!r}", param=name)
 
 
-def _stops(stop: Sequence[str] | str) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+def _stops(stop: Sequence[str] | str | None) -> tuple[str, ...]:
+    if stop is not None and not isinstance(stop, Sequence):
+        raise InvalidRequest(f"stop takes a string or a list of strings, not {stop!r}", param="stop")
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"stop takes at most {MAX_STOPS} strings; got {len(stops)}", param="stop")
     for text in stops:
@@ -150,6 +161,8 @@ def _stops(stop: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def _bias(bias: Mapping[int, float] | None) -> Mapping[int, float] | None:
+    if bias is not None and not isinstance(bias, Mapping):
+        raise InvalidRequest(f"logit_bias maps token ids to numbers; got {bias!r}", param="logit_bias")
     if not bias:
         return None
     for token, value in bias.items():

@@ -24,7 +24,7 @@ class Settings(BaseSettings):
         prefill_chunk: prompt tokens of one forward.
     """
 
-    model_config = SettingsConfigDict(env_prefix="SELFDRAFT_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="SELFDRAFT_", env_ignore_empty=True, extra="ignore", frozen=True)
 
     blas: Blas = "auto"
     dtype: Dtype = "auto"
@@ -38,6 +38,9 @@ def load_settings(**given: object) -> Settings:
     Raises:
         InvalidRequest: a value that is not allowed, with its name, the value and what is.
     """
+    if unknown := given.keys() - Settings.model_fields.keys():
+        known = ", ".join(Settings.model_fields)
+        raise InvalidRequest(f"no setting {sorted(unknown)[0]!r}; there are {known}", param=sorted(unknown)[0])
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:

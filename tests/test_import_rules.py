@@ -44,7 +44,7 @@ ALLOWED = {
         "text",
         "__init__",
     },
-    "__init__": {"errors", "llm", "loading", "params", "results"},
+    "__init__": {"device", "errors", "llm", "loading", "params", "results", "settings"},
     "__main__": {"cli"},
 }
 

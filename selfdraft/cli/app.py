@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 an error of this package (one line on standard error), 2 w
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -48,8 +49,19 @@ def _top(
     pass
 
 
+def _open_closed_streams() -> None:
+    """Give closed standard streams (`<&-`) a place to go, or the next file opened would become one of them."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
+            setattr(sys, name, open(descriptor, mode, closefd=False))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code. `arguments` defaults to those of the process."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character must not end an answer
@@ -59,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(code or 0) if arguments else 2
     except SelfdraftError as error:
         say(str(error))
+        return 1
+    except OSError as error:
+        say(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return 1
     except typer.TyperException as error:
         say(error.format_message().replace(": Value error, ", ": "))  # how typer says that a choice does not exist

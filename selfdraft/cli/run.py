@@ -92,8 +92,8 @@ def _read(prompt: str | None, raw: bool) -> str:
         if is_terminal("stdin"):
             raise InvalidRequest('no prompt: give one, as in selfdraft run "Who are you?", or pipe one in')
         prompt = decoded(sys.stdin.buffer.read()) if sys.stdin else ""
-        if not raw:
-            prompt = prompt.strip()  # templates trim a message as well, and `echo` adds a newline
+    if not raw:
+        prompt = prompt.strip()  # templates trim a message as well, and `echo` adds a newline
     if not prompt:
         raise InvalidRequest("the prompt is empty; write something", param="prompt")
     return prompt

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..errors import InvalidRequest
 from .conversation import Conversation
 from .figures import Tally
+from .sampling_flags import parse_depth
 
 __all__ = ["Leave", "depth_now", "obey"]
 
@@ -81,7 +82,8 @@ def _figures(tally: Tally) -> list[str]:
 def _depth(conversation: Conversation, argument: str) -> str:
     limit = conversation.llm.max_depth
     if argument:
-        if argument.isdecimal() and int(argument) > limit:
+        depth = parse_depth(argument)
+        if isinstance(depth, int) and depth > limit:
             allowed = f"0..{limit}" if limit else "0 only: no usable MTP head"
             raise InvalidRequest(f"depth {argument} is not possible here; allowed: {allowed}, or auto")
         conversation.set_depth(argument)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Iterator
 
+from ..errors import SelfdraftError
 from ..models.base import Model
 from ..params import SamplingParams
 from . import noise
@@ -97,13 +99,16 @@ class Engine:
         if self._joining and (self._prefill_is_next or not self._running):
             self._prefill_is_next = False
             row = self._joining[0]
-            if self._prefill.advance(row):
+            with self._failing([row]):
+                through = self._prefill.advance(row)
+            if through:
                 self._running.append(self._joining.popleft())
                 advanced = [row]
         elif self._running:
             self._prefill_is_next = True
             advanced = list(self._running)
-            self._cycle(advanced)
+            with self._failing(advanced):
+                self._cycle(advanced)
         self._sweep()
         return advanced
 
@@ -133,6 +138,17 @@ class Engine:
         self.costs.observe(len(rows), max(depths), seconds)
         for row in rows:
             row.statistics.decode_seconds += seconds
+
+    @contextlib.contextmanager
+    def _failing(self, rows: list[Row]) -> Iterator[None]:
+        """A step that breaks off (out of memory, Ctrl-C) leaves its rows half moved: they end, others go on."""
+        try:
+            yield
+        except BaseException as error:
+            for row in rows:
+                row.error = SelfdraftError(f"decoding was broken off by {type(error).__name__}: {error}")
+            self._sweep()
+            raise
 
     def _sweep(self) -> None:
         """Let rows that are done leave, each with a line in the log."""

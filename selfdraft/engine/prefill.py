@@ -32,7 +32,8 @@ class Prefill:
         Returns:
             Whether the prompt is through.
         """
-        begin = time.perf_counter()
+        if row.prefill_begin is None:
+            row.prefill_begin = time.perf_counter()
         body = len(row.request.prompt) - 1
         if row.state.length < body:
             self._forward_chunk(row, min(row.state.length + self._chunk, body))
@@ -40,7 +41,7 @@ class Prefill:
         else:
             self._first_token(row)
             through = True
-        row.statistics.prompt_seconds += time.perf_counter() - begin
+        row.statistics.prompt_seconds = time.perf_counter() - row.prefill_begin
         return through
 
     def _forward_chunk(self, row: Row, end: int) -> None:

@@ -78,6 +78,7 @@ class Row:
         emitted, scores: tokens so far, and their scores if the request asks for them.
         drafts: whether its head's history is kept; a row fixed at depth 0 needs none.
         draws: noise counters used up, for rows whose noise must never repeat.
+        prefill_begin: clock time of its first prefill chunk.
     """
 
     request: Request
@@ -94,6 +95,7 @@ class Row:
     finish_reason: FinishReason | None = None
     error: Exception | None = None
     draws: int = 0
+    prefill_begin: float | None = None
 
     @property
     def done(self) -> bool:

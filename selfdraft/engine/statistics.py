@@ -17,7 +17,8 @@ class RowStatistics:
         prefill_chunks: trunk forwards of the prompt, the lone last token included.
         cycles: cycles it took part in.
         trunk_forwards: trunk forwards it took part in, counted where they are made.
-        prompt_seconds, decode_seconds: wall time of its prefill and of its cycles.
+        prompt_seconds: wall time from its first prefill chunk to its first token, other rows' cycles between included.
+        decode_seconds: wall time of its cycles.
         tried, accepted: drafts by position.
         emitted: tokens by kind.
     """

@@ -1,6 +1,6 @@
 """Architectures: a trunk and its MTP head per file, one classifier, one loader.
 
-`load_model` turns a folder into a `Model`; `classify` says what a folder holds without reading weights.
+`checkpoint.classify` says what a folder holds without reading weights; `loader.build_model` makes a `Model` of it.
 """
 
 from .base import Model, architecture, register

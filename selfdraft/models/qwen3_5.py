@@ -26,6 +26,21 @@ __all__ = ["Qwen35", "Qwen35Args"]
 # The head is recurrent: nothing in the checkpoint bounds the depth. Past 8 no published head pays.
 MAX_DEPTH = 8
 
+_WHOLE_NUMBERS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+    "max_position_embeddings",
+)
+
 
 @dataclass(frozen=True)
 class Qwen35Args:
@@ -48,12 +63,18 @@ class Qwen35Args:
         Raises:
             CheckpointError: a field is missing or has no supported value, by name.
         """
+        for name in _WHOLE_NUMBERS:
+            value = config.get(name, 1)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise CheckpointError(f"config.json: {name} must be a positive whole number, not {value!r}")
         try:
             return _args(config)
         except KeyError as error:
             raise CheckpointError(
                 f"config.json lacks {error.args[0]!r}, which a {config.get('model_type')!r} model needs"
             ) from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json: a field has a value of the wrong kind ({error})") from error
 
 
 def _args(config: Mapping[str, Any]) -> Qwen35Args:
@@ -75,7 +96,7 @@ def _args(config: Mapping[str, Any]) -> Qwen35Args:
         kv_heads=config["num_key_value_heads"],
         head_dim=head_dim,
         bias=bool(config.get("attention_bias", False)),
-        norm_eps=config["rms_norm_eps"],
+        norm_eps=float(config["rms_norm_eps"]),
         rope_dims=int(head_dim * rotary),
         rope_theta=rope.get("rope_theta", config.get("rope_theta", 10_000_000)),
         rope_scaling=rope,

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from selfdraft.engine import Engine
+from selfdraft.engine import Engine, Request
+from selfdraft.params import SamplingParams
 from tests.support.nano import SMALLER, nano_model
 from tests.support.rows import finish, request, solo
 from tests.support.scripted import ScriptedHead
@@ -93,3 +94,28 @@ def test_each_row_leaves_one_line(model: Any, caplog: pytest.LogCaptureFixture) 
         # The rope position of the newest token is counted in tokens; cycles would fall behind.
         assert f"rope_position_of_last={3 + TOKENS - 1} " in line
         assert "finish=length" in line
+
+
+def test_a_step_that_breaks_off_ends_its_rows_and_no_others() -> None:
+    """Ctrl-C or a failed allocation inside a cycle leaves its rows half moved; they must end, saying so."""
+    model = nano_model()
+    engine = Engine(model)
+    params = SamplingParams(depth=2, max_tokens=30, temperature=0).resolved({})
+    running = [engine.add(Request([1, 2, 3], params)) for _ in range(2)]
+    while not all(row.emitted for row in running):
+        engine.step()
+    forward = model.forward
+
+    def broken(*args: object, **kwargs: object) -> object:
+        raise KeyboardInterrupt
+
+    model.forward = broken  # type: ignore[method-assign, assignment]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    model.forward = forward  # type: ignore[method-assign]
+    assert all(row.done and "KeyboardInterrupt" in str(row.error) for row in running)
+    assert engine.rows == []
+    late = engine.add(Request([1, 2, 3], params))
+    for _ in engine.run(late):
+        pass
+    assert len(late.emitted) == 30

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from selfdraft.engine.sampling import Chain, History
@@ -26,6 +27,7 @@ V = 8
 CLOSE = 1e-5
 
 Floats = npt.NDArray[np.float64]
+derived = partial(settings, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass
@@ -147,34 +149,34 @@ def any_case(draw: st.DrawFn, positions: int, drafts: int, greedy: bool = False)
 
 
 @pytest.mark.parametrize("name", FIELDS)
-@settings(max_examples=25, deadline=None, derandomize=True)
+@derived(max_examples=25)
 @given(data=st.data())
 def test_every_parameter_alone(name: str, data: st.DataObject) -> None:
     check(data.draw(cases([name], 4, 3)))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@derived(max_examples=150)
 @given(data=st.data())
 def test_random_combinations_at_all_positions(data: st.DataObject) -> None:
     positions = data.draw(st.integers(1, 5))
     check(data.draw(any_case(positions, positions - 1)))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@derived(max_examples=100)
 @given(data=st.data())
 def test_one_position_behind_many_drafts(data: st.DataObject) -> None:
     """As the head's drafts are filtered: all of the drafts precede the one position."""
     check(data.draw(any_case(1, data.draw(st.integers(0, 4)))))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@derived(max_examples=60)
 @given(data=st.data())
 def test_a_greedy_row_feels_no_filter(data: st.DataObject) -> None:
     """Penalties, bias and withheld stops move its argmax; temperature, top-k, top-p and min-p cannot."""
     check(data.draw(any_case(3, 2, greedy=True)))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@derived(max_examples=100)
 @given(data=st.data())
 def test_a_row_in_a_mixed_batch_equals_the_row_alone(data: st.DataObject) -> None:
     """Exactly: a row's law must not depend on which filters its neighbours ask for."""
