@@ -56,7 +56,7 @@ def _open_closed_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number: this one
-            setattr(sys, name, open(descriptor, mode, closefd=False))
+            setattr(sys, name, os.fdopen(descriptor, mode, closefd=False))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
