@@ -224,7 +224,7 @@ forks = pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning
 def spawn(environment: dict[str, str], *arguments: str) -> Any:
     """A chat in a terminal of 80 columns."""
     command = [*COMMAND[1:], "chat", *arguments]
-    return pexpect.spawn(COMMAND[0], command, env=environment, encoding="utf-8", timeout=60, dimensions=(24, 80))
+    return pexpect.spawn(COMMAND[0], command, env=environment, encoding="utf-8", timeout=180, dimensions=(24, 80))
 
 
 @forks

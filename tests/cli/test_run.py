@@ -194,7 +194,7 @@ def test_ctrl_c_keeps_what_was_printed(environment: dict[str, str]) -> None:
         assert process.stdout is not None
         begin = process.stdout.read(8)  # it streams
         process.send_signal(signal.SIGINT)
-        rest, err = process.communicate(timeout=60)
+        rest, err = process.communicate(timeout=180)
     assert process.returncode == 130
     assert (begin + rest).endswith(b"\n")
     assert err == b""
@@ -207,18 +207,18 @@ def test_a_reader_that_leaves_is_no_error(environment: dict[str, str]) -> None:
         assert process.stdout.read(1)
         process.stdout.close()
         assert process.stderr.read() == b""
-        process.wait(timeout=60)
+        process.wait(timeout=180)
     assert process.returncode == 141
 
 
 def test_help_into_head(environment: dict[str, str]) -> None:
     line = " ".join(COMMAND) + " run --help | head -n 1"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, env=environment, timeout=60, check=True)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, env=environment, timeout=180, check=True)
     assert done.stderr == b""
 
 
 def test_a_closed_standard_input(environment: dict[str, str], tmp_path: Path) -> None:
     line = " ".join(COMMAND) + " run <&-"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, env=environment, timeout=60, check=False)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, env=environment, timeout=180, check=False)
     assert (done.returncode, done.stdout) == (1, b"")
     assert done.stderr == b"selfdraft: the prompt is empty; write something\n"

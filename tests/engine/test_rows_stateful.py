@@ -82,7 +82,7 @@ class Asked:
             params(
                 depth=depth,
                 max_tokens=self.max_tokens,
-                min_tokens=self.min_tokens,
+                min_tokens=min(self.min_tokens, self.max_tokens),
                 ignore_eos=self.ignore_eos,
                 **SAMPLINGS[self.sampling],
             ),
