@@ -42,13 +42,13 @@ extras=$(printf '%s\n' $backend "$@" | paste -sd, -)
 # One stamp for every set of extras: installed once, and again when pyproject.toml changed.
 stamp=.venv/.installed-$(printf '%s' "$extras" | tr ',' '-')
 if [ -x .venv/bin/python ] && [ -e "$stamp" ] && [ ! pyproject.toml -nt "$stamp" ]; then exit 0; fi
-[ -x .venv/bin/python ] || { say "creating .venv"; "$python" -m venv .venv; }
+[ -x .venv/bin/python ] || { say "creating .venv"; "$python" -m venv .venv || { rm -rf .venv; exit 1; }; }
 say "installing Selfdraft into .venv (extras: ${extras:-none}); the first time takes a minute or two"
 # pip warns of every newer pip; that is not this project's news.
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
 touch "$stamp"
 
 if [ "$backend" = cpu ] && ! .venv/bin/python -c 'import ctypes; ctypes.CDLL("libopenblas.so.0")' 2>/dev/null; then
-    say "note: OpenBLAS makes decoding on this CPU about twice as fast and prefill four times:"
+    say "note: OpenBLAS makes MLX faster on a CPU (docs/log.md has figures). Install it with:"
     advice libopenblas0-pthread openblas
 fi
