@@ -1,7 +1,7 @@
 """One cycle over a batch of rows: draft, verify, accept, commit.
 
-The first three stages only build a graph; `accept` evaluates it and reads the outcome, which is the one time a cycle
-waits for the device. The trunk runs once, in `verify`; nothing here can run it again.
+The first three stages only build a graph; `read` evaluates it, which is the one time a cycle waits for the device. The
+trunk runs once, in `verify`; nothing here can run it again.
 """
 
 from __future__ import annotations
@@ -15,22 +15,33 @@ import mlx.core as mx
 from ..errors import NonFiniteLogits
 from ..models.base import Model
 from ..params import SamplingParams
-from ..state import Captured
+from ..state import Captured, RecurrentState
 from . import noise
 from .accept import RejectionRule, at, coupled, rejection
 from .row import Pending, Row, TokenScores
 from .sampling import Chain
 
-__all__ = ["Batch", "Cycle", "Drafts", "Outcome", "Verified"]
+__all__ = ["Batch", "Cycle", "Decision", "Drafts", "Flight", "Outcome", "Verified"]
 
 # A row that decodes at depth 0 for now lets the pairs its head has not seen pile up to this many.
 HISTORY_BACKLOG = 64
 
 
 class Batch:
-    """Rows of one cycle, their depths, and the noise and filters they sample with."""
+    """Rows of one cycle, their depths, and the noise and filters they sample with.
 
-    def __init__(self, rows: Sequence[Row], depths: Sequence[int], chain: Chain, vocab_size: int) -> None:
+    Args:
+        unread: tokens [B, 1] of the cycle before, when the host has not read them yet; else None.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        depths: Sequence[int],
+        chain: Chain,
+        vocab_size: int,
+        unread: mx.array | None = None,
+    ) -> None:
         self.rows = list(rows)
         self.states = [row.state for row in rows]
         self.depths = list(depths)
@@ -38,14 +49,25 @@ class Batch:
         self.chain = chain
         self.emitted = [len(row.emitted) for row in rows]
         self.histories = [row.history for row in rows]
+        self.unread = unread
+        self.counters = [row.counter + (unread is not None) for row in rows]
         self.noise = self._noise(vocab_size)
+
+    @property
+    def last(self) -> mx.array:
+        """The newest token of every row, [B, 1]."""
+        return mx.array([[row.last] for row in self.rows], dtype=mx.uint32) if self.unread is None else self.unread
+
+    @property
+    def streams(self) -> list[noise.Stream]:
+        """Where each row's noise comes from."""
+        return [row.stream for row in self.rows]
 
     def _noise(self, vocab_size: int) -> mx.array | None:
         """Gumbel noise [B, K+1, V], 0 for greedy rows; None when all are greedy."""
         if all(self.chain.greedy):
             return None
-        streams, counters = [row.stream for row in self.rows], [row.counter for row in self.rows]
-        drawn = noise.gumbel(streams, counters, self.depth + 1, vocab_size)
+        drawn = noise.gumbel(self.streams, self.counters, self.depth + 1, vocab_size)
         if any(self.chain.greedy):
             drawn = mx.where(mx.array(self.chain.greedy)[:, None, None], 0, drawn)
         return drawn
@@ -76,6 +98,42 @@ class Verified:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What acceptance decides, before the host reads it.
+
+    Attributes:
+        accepted: drafts that stay, [B].
+        tokens: these and the one after, [B, K+1]; what lies behind means nothing.
+        finite: whether the logits that each position hangs on are finite, [B, K+1].
+        scores: see `raw_scores`.
+    """
+
+    accepted: mx.array
+    tokens: mx.array
+    finite: mx.array
+    scores: tuple[mx.array, ...]
+
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """All that the host reads."""
+        return (self.accepted, self.tokens, self.finite, *self.scores)
+
+
+@dataclass
+class Flight:
+    """A cycle on its way: built, not yet read.
+
+    Attributes:
+        before: the recurrent states it started from, once the rows' states were moved behind it unread.
+    """
+
+    batch: Batch
+    verified: Verified
+    decision: Decision
+    before: list[list[RecurrentState]] | None = None
+
+
+@dataclass(frozen=True)
 class Outcome:
     """Read by the host. accepted: drafts that stay; tokens: these and the one after; per row."""
 
@@ -97,23 +155,45 @@ class Cycle:
         self._rule = rule
         self._chain_key: list[tuple[SamplingParams, frozenset[int]]] = []
         self._chain: Chain | None = None
+        self._ahead: Flight | None = None
         self.synchronisations = 0
 
-    def run(self, rows: Sequence[Row], depths: Sequence[int]) -> None:
-        """Advance rows by one cycle; depths[i] drafts for row i."""
-        batch = self.batch(rows, depths)
+    def run(self, rows: Sequence[Row], depths: Sequence[int], *, look_ahead: bool = False) -> None:
+        """Advance rows by one cycle; depths[i] drafts for row i.
+
+        Args:
+            look_ahead: whether the same rows are to be advanced again after this, as far as is known.
+        """
+        flight = self._take_ahead(rows) or self.launch(rows, depths)
+        for row in rows:
+            row.statistics.trunk_forwards += 1
+        if look_ahead:
+            self._ahead = self._launch_ahead(flight)
+        self.commit(flight, self.read(flight))
+
+    @property
+    def rows_ahead(self) -> list[Row]:
+        """Rows whose next cycle is on its way already; these must be run next."""
+        return self._ahead.batch.rows if self._ahead else []
+
+    def drop_ahead(self) -> None:
+        """Forget the cycle that was started early: a row of it ended."""
+        self._ahead = None
+
+    def launch(self, rows: Sequence[Row], depths: Sequence[int], unread: mx.array | None = None) -> Flight:
+        """Build a cycle: everything up to what the host has to know."""
+        batch = self.batch(rows, depths, unread)
         drafts = self.draft(batch)
         verified = self.verify(batch, drafts)
-        outcome = self.accept(batch, drafts, verified)
-        self.commit(batch, verified, outcome)
+        return Flight(batch, verified, self.accept(batch, drafts, verified))
 
-    def batch(self, rows: Sequence[Row], depths: Sequence[int]) -> Batch:
+    def batch(self, rows: Sequence[Row], depths: Sequence[int], unread: mx.array | None = None) -> Batch:
         """Put rows together; the chain is built again only when what it is made of changed."""
         key = [(row.params, row.stop_ids) for row in rows]
         if self._chain is None or key != self._chain_key:
             self._chain = Chain([row.params for row in rows], [row.stop_ids for row in rows], self._model.vocab_size)
             self._chain_key = key
-        return Batch(rows, depths, self._chain, self._model.vocab_size)
+        return Batch(rows, depths, self._chain, self._model.vocab_size, unread)
 
     def draft(self, batch: Batch) -> Drafts:
         """K drafts a row, each seeing the one before it; rows of depth 0 are left out."""
@@ -133,7 +213,7 @@ class Cycle:
             drafted = batch.choose(z, step)[:, None]
             tokens = mx.concatenate([tokens, drafted], axis=1)
             filtered.append(z)
-            finite.append(_finite(logits)[:, 0])
+            finite.append(finite_positions(logits)[:, 0])
             if step + 1 < batch.depth:
                 # Drafted entries go behind the committed ones; the next commit_history overwrites them.
                 offsets = [state.head_length + step for state in states]
@@ -163,37 +243,40 @@ class Cycle:
 
     def verify(self, batch: Batch, drafts: Drafts) -> Verified:
         """One trunk forward on the last token and the drafts."""
-        last = mx.array([[row.last] for row in batch.rows], dtype=mx.uint32)
-        tokens = mx.concatenate([last, drafts.tokens], axis=1)
+        tokens = mx.concatenate([batch.last, drafts.tokens], axis=1)
         hidden, captured = self._model.forward(tokens, batch.states, keep_steps=True)
-        for row in batch.rows:
-            row.statistics.trunk_forwards += 1
         return Verified(hidden, self._model.logits(hidden), captured)
 
-    def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Outcome:
-        """Keep what exact acceptance keeps, and read it: the cycle's one synchronisation."""
-        z = batch.chain(verified.logits, batch.emitted, batch.histories, drafts.tokens)
+    def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Decision:
+        """Decide what stays of the drafts, and the token after."""
+        before = drafts.tokens if batch.unread is None else batch.unread
+        z = batch.chain(verified.logits, batch.emitted, batch.histories, before)
         accepted, following = self._decide(batch, drafts, z)
         positions = mx.arange(batch.depth + 1)
         padded = mx.pad(drafts.tokens, [(0, 0), (0, 1)])
         tokens = mx.where(positions < accepted[:, None], padded, following[:, None])
-        finite = _finite(verified.logits)
+        finite = finite_positions(verified.logits)
         if drafts.finite is not None:
             # Columns past a row's depth are padding: another row's hidden, or drafts nobody asked for.
             drafted = mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
             finite = finite & (drafted | (positions >= mx.array(batch.depths)[:, None]))
-        scores = raw_scores(verified.logits, tokens, batch.rows)
-        self._synchronise(accepted, tokens, finite, *scores)
+        return Decision(accepted, tokens, finite, raw_scores(verified.logits, tokens, batch.rows))
+
+    def read(self, flight: Flight) -> Outcome:
+        """Wait for a cycle: its one synchronisation."""
+        self.synchronisations += 1
+        decision = flight.decision
+        mx.eval(*decision.arrays)
         return Outcome(
-            accepted=accepted.tolist(),  # type: ignore[arg-type]
-            tokens=tokens.tolist(),  # type: ignore[arg-type]
-            finite=finite.tolist(),  # type: ignore[arg-type]
-            scores=read_scores(tokens, scores),
+            accepted=decision.accepted.tolist(),  # type: ignore[arg-type]
+            tokens=decision.tokens.tolist(),  # type: ignore[arg-type]
+            finite=decision.finite.tolist(),  # type: ignore[arg-type]
+            scores=read_scores(decision.tokens, decision.scores),
         )
 
-    def commit(self, batch: Batch, verified: Verified, outcome: Outcome) -> None:
+    def commit(self, flight: Flight, outcome: Outcome) -> None:
         """Move lengths and states to what was emitted, and end the rows that are through."""
-        kept_counts = []
+        batch, verified, kept_counts = flight.batch, flight.verified, []
         for index, row in enumerate(batch.rows):
             accepted, depth = outcome.accepted[index], batch.depths[index]
             row.draws += batch.depth + 1
@@ -214,7 +297,40 @@ class Cycle:
                 self._remember(row, verified.hidden[index, : len(kept)], kept)
             if outcome.scores and row.params.logprobs is not None:
                 row.scores += [score.best(row.params.logprobs) for score in outcome.scores[index][: len(kept)]]
-        verified.captured.commit(batch.states, kept_counts)
+        if flight.before is None:
+            verified.captured.commit(batch.states, kept_counts)
+        else:
+            self._step_back(flight, kept_counts)
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        """Start the next cycle of rows that never draft before this one is read, so that the device does not idle.
+
+        Such a cycle forwards one token, whatever it is, and the next needs nothing else from it. When a row ends on
+        that token, the cycle started here is dropped: a forward wasted, never one repeated.
+        """
+        batch = flight.batch
+        if any(row.drafts or row.remaining < 2 for row in batch.rows):
+            return None
+        mx.async_eval(*flight.decision.arrays)
+        flight.before = [state.recurrent for state in batch.states]
+        flight.verified.captured.commit(batch.states, [1] * len(batch.rows))
+        ahead = self.launch(batch.rows, batch.depths, unread=flight.decision.tokens)
+        mx.async_eval(*ahead.decision.arrays)
+        return ahead
+
+    def _step_back(self, flight: Flight, kept_counts: list[int]) -> None:
+        """Undo an early move for rows whose token was not emitted: a stop string began with it, or it was no number."""
+        assert flight.before is not None
+        for state, recurrent, kept in zip(flight.batch.states, flight.before, kept_counts, strict=True):
+            if kept == 0:
+                state.recurrent = recurrent
+                state.length -= 1
+
+    def _take_ahead(self, rows: Sequence[Row]) -> Flight | None:
+        """The cycle that was started early, if there is one."""
+        ahead, self._ahead = self._ahead, None
+        assert ahead is None or ahead.batch.rows == list(rows), "a cycle that was started early is run next or dropped"
+        return ahead
 
     def _catch_up(self, batch: Batch) -> None:
         """Commit the history of rows that decode at depth 0 and have a long backlog."""
@@ -234,8 +350,7 @@ class Cycle:
         by_ratio = None
         if not all(is_coupled):
             assert batch.noise is not None
-            streams, counters = [row.stream for row in batch.rows], [row.counter for row in batch.rows]
-            uniforms = noise.uniform(streams, counters, batch.depth)
+            uniforms = noise.uniform(batch.streams, batch.counters, batch.depth)
             p = mx.softmax(z, axis=-1)
             q = p[:, :0] if drafts.z is None else mx.softmax(drafts.z, axis=-1)
             # Noise of position K: no draft was drawn with it.
@@ -264,10 +379,6 @@ class Cycle:
             row.pending = Pending(hidden, tokens)
         else:
             row.pending.extend(hidden, tokens)
-
-    def _synchronise(self, *arrays: mx.array) -> None:
-        self.synchronisations += 1
-        mx.eval(*arrays)
 
 
 def emit(row: Row, tokens: list[int]) -> list[int]:
@@ -327,9 +438,9 @@ def read_scores(tokens: mx.array, scores: tuple[mx.array, ...]) -> list[list[Tok
     ]
 
 
-def _finite(logits: mx.array) -> mx.array:
-    """Whether all logits of a position are finite: [B, P, V] -> [B, P]."""
-    return mx.isfinite(logits).all(axis=-1)
+def finite_positions(logits: mx.array) -> mx.array:
+    """Whether all logits of a position are finite: [B, P, V] -> [B, P]. One that is not makes their sum so."""
+    return mx.isfinite(logits.astype(mx.float32).sum(axis=-1))
 
 
 def _spread(drafting: list[int], rows: int) -> mx.array:

@@ -44,6 +44,7 @@ class Engine:
         self._joining: deque[Row] = deque()
         self._running: list[Row] = []
         self._prefill_is_next = True
+        self._last_read = 0.0  # clock time at the end of the last cycle
 
     @property
     def rows(self) -> list[Row]:
@@ -106,7 +107,8 @@ class Engine:
                 advanced = [row]
         elif self._running:
             self._prefill_is_next = True
-            advanced = list(self._running)
+            # Rows that joined since a cycle was started early wait for it.
+            advanced = list(self.cycle.rows_ahead or self._running)
             with self._failing(advanced):
                 self._cycle(advanced)
         self._sweep()
@@ -132,10 +134,13 @@ class Engine:
 
     def _cycle(self, rows: list[Row]) -> None:
         depths = [max(min(row.policy.choose(len(rows)), row.remaining - 1), 0) for row in rows]
-        begin = time.perf_counter()
-        self.cycle.run(rows, depths)
-        seconds = time.perf_counter() - begin
-        self.costs.observe(len(rows), max(depths), seconds)
+        # A cycle that was started early is timed from the end of the one before: what the caller did meanwhile counts.
+        begin = self._last_read if self.cycle.rows_ahead else time.perf_counter()
+        self.cycle.run(rows, depths, look_ahead=len(rows) == len(self._running))
+        self._last_read = time.perf_counter()
+        seconds = self._last_read - begin
+        if any(row.drafts for row in rows):  # rows that never draft run ahead: no measure for one that does
+            self.costs.observe(len(rows), max(depths), seconds)
         for row in rows:
             row.statistics.decode_seconds += seconds
 
@@ -155,5 +160,6 @@ class Engine:
         for row in self.rows:
             if row.done:
                 log.info("row done: %s", row.describe())
+                self.cycle.drop_ahead()
         self._running = [row for row in self._running if not row.done]
         self._joining = deque(row for row in self._joining if not row.done)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import NonFiniteLogits
 from ..models.base import Model
-from .cycle import Cycle, emit, raw_scores, read_scores
+from .cycle import Cycle, emit, finite_positions, raw_scores, read_scores
 from .row import Pending, Row
 
 __all__ = ["Prefill"]
@@ -60,7 +60,7 @@ class Prefill:
         logits = self._model.logits(hidden)
         batch = self._cycle.batch([row], [0])
         tokens = batch.choose(batch.chain(logits, batch.emitted, batch.histories, None))
-        finite = mx.isfinite(logits).all()
+        finite = finite_positions(logits).all()
         scores = raw_scores(logits, tokens, [row])
         mx.eval(tokens, finite, *scores)
         row.draws += 1

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from .cycle import Batch, Cycle, Drafts, Outcome, Verified
+from .cycle import Batch, Cycle, Decision, Drafts, Flight, Outcome, Verified
 from .row import Row
 
 __all__ = ["ProfiledCycle"]
@@ -34,7 +34,8 @@ class ProfiledCycle(Cycle):
         self.seconds = dict.fromkeys(("head history", "draft", "verify", "accept", "commit", "host"), 0.0)
         self.cycles = 0
 
-    def run(self, rows: Sequence[Row], depths: Sequence[int]) -> None:
+    def run(self, rows: Sequence[Row], depths: Sequence[int], *, look_ahead: bool = False) -> None:
+        """Never looks ahead: a cycle inside another one's time would spoil both."""
         staged = sum(self.seconds.values())
         _, whole = _timed(lambda: super(ProfiledCycle, self).run(rows, depths))
         self.seconds["host"] += whole - (sum(self.seconds.values()) - staged)
@@ -54,14 +55,16 @@ class ProfiledCycle(Cycle):
             "verify", lambda: super(ProfiledCycle, self).verify(batch, drafts), lambda v: (v.hidden, v.logits)
         )
 
-    def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Outcome:
-        return self._stage("accept", lambda: super(ProfiledCycle, self).accept(batch, drafts, verified))
+    def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Decision:
+        return self._stage(
+            "accept", lambda: super(ProfiledCycle, self).accept(batch, drafts, verified), lambda d: d.arrays
+        )
 
-    def commit(self, batch: Batch, verified: Verified, outcome: Outcome) -> None:
+    def commit(self, flight: Flight, outcome: Outcome) -> None:
         self._stage(
             "commit",
-            lambda: super(ProfiledCycle, self).commit(batch, verified, outcome),
-            lambda _: tuple(array for state in batch.states for array in state.arrays()),
+            lambda: super(ProfiledCycle, self).commit(flight, outcome),
+            lambda _: tuple(array for state in flight.batch.states for array in state.arrays()),
         )
 
     def report(self) -> str:

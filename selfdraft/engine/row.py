@@ -67,7 +67,7 @@ class Pending:
         self.tokens = self.tokens + tokens
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
     """One sequence being decoded.
 
