@@ -2,8 +2,8 @@
 
 Every contender decodes the same prompts greedily, in turn, several rounds over; the table shows the median of the
 rounds and their spread. Speed-up is against stock mlx-lm in our dtype, round by round. Also measured: verify cost
-v(M) of M rows and head cost c, both relative to one row, and from these what the formula predicts:
-(1 + a_1 + a_1 a_2 + ...) / (K c + v(K+1)).
+v(M) of M rows and head cost c, both relative to one row, and from these what the formula predicts against plain
+decoding: (1 + a_1 + a_1 a_2 + ...) / (K c + v(K+1)).
 
     usage: decode.py [--model NAME] [--rounds N] [--tokens N] [--output FILE]
 """
@@ -145,9 +145,14 @@ def _alternate(contenders: list[Contender], prompts: list[list[int]], rounds: in
         contender.decode(prompts[0])
     for number in range(rounds):
         order = contenders if number % 2 == 0 else contenders[::-1]
-        for contender in order:
-            spent = [contender.decode(prompt) for prompt in prompts]
-            contender.rates.append(sum(tokens for tokens, _ in spent) / sum(seconds for _, seconds in spent))
+        # All decode one prompt before the next: a machine that slows down for a while slows all of them.
+        spent: dict[str, list[tuple[int, float]]] = {contender.name: [] for contender in contenders}
+        for prompt in prompts:
+            for contender in order:
+                spent[contender.name].append(contender.decode(prompt))
+        for contender in contenders:
+            pairs = spent[contender.name]
+            contender.rates.append(sum(tokens for tokens, _ in pairs) / sum(seconds for _, seconds in pairs))
 
 
 def _add(figure: dict[str, Any], timings: Any, waits: int) -> None:
@@ -227,13 +232,13 @@ def _print_table(rows: list[dict[str, Any]], costs: dict[str, Any]) -> None:
         spread = "{:.1f}-{:.1f}".format(*row["spread"])
         ratios = "{:.2f}-{:.2f}".format(*row["ratio_spread"])
         line = f"{row['name']:<30}{row['tokens_per_second']:>8.1f}  {spread:<15}{row['ratio']:>6.2f}  {ratios:<14}"
-        if "predicted" in row:
+        if "tokens_per_cycle" in row:
             line += f"{row['tokens_per_cycle']:>9.2f}{row['waits_per_cycle']:>7.2f}{row['predicted']:>10.2f}  "
             line += " ".join(f"{rate:.2f}" for rate in row["acceptance"])
         print(line)
     print("\nv(M), cost of M verify rows relative to one: " + "  ".join(f"{w}: {v:.2f}" for w, v in costs["v"].items()))
     print(f"one row {costs['verify_ms']['1']:.1f} ms; head step {costs['head_ms']:.1f} ms, c = {costs['c']:.2f}")
-    print("ratio: against the first line, round by round; predicted: by the formula, against our own depth 0")
+    print("ratio: against the first line, round by round; predicted: by the formula, from v, c and tokens a cycle")
 
 
 if __name__ == "__main__":

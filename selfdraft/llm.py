@@ -17,7 +17,7 @@ from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
 from .params import SamplingParams
 from .results import Generation
 from .settings import Settings
-from .stream import TextStream
+from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
 
 __all__ = ["LLM", "Prompt"]
@@ -94,7 +94,7 @@ class LLM:
             params: what is asked for; fields at None take the checkpoint's defaults.
             raw: take a string as it is, without the chat template.
             enable_thinking: let a template that knows thinking open with it.
-            on_prefill: called with (prompt tokens forwarded, prompt tokens).
+            on_prefill: called with (prompt tokens forwarded, prompt tokens), several times a prefill chunk.
 
         Raises:
             InvalidRequest: a bad parameter, an empty prompt, a depth the head does not allow.
@@ -135,16 +135,34 @@ class LLM:
 
         Bad input is refused here, before the first piece is asked for.
         """
+        tokens = self.tokens(prompt, raw=raw, enable_thinking=enable_thinking)
+        return TextStream(self.answer(tokens, params, on_prefill=on_prefill))
+
+    def answer(
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        choice: int = 0,
+        on_prefill: Progress | None = None,
+    ) -> Answer:
+        """An answer to a prompt of token ids, for someone else to step; see `stream`.
+
+        Args:
+            choice: which of several answers to the same prompt it is: seeded ones differ by it.
+        """
         params = (params or SamplingParams()).resolved(self.defaults)
         text = RowText(self.tokenizer, params.stop, params.min_tokens)
         request = Request(
-            prompt=self.tokens(prompt, raw=raw, enable_thinking=enable_thinking),
+            prompt=tokens,
             params=params,
             stop_ids=self.tokenizer.eos_ids,
+            choice=choice,
             text_stop=text.push,
+            on_prefill=on_prefill,
         )
         self.engine.check(request)
-        return TextStream(self.engine, self.tokenizer, request, text, on_prefill)
+        return Answer(self.engine, self.tokenizer, request, text)
 
     def tokens(self, prompt: Prompt, *, raw: bool = False, enable_thinking: bool = False) -> list[int]:
         """The ids a prompt is decoded from.

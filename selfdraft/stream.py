@@ -1,16 +1,101 @@
-"""A streamed answer: one row of the engine, read piece by piece as text."""
+"""Answers: a row of the engine read piece by piece as text, by whoever steps the engine or by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 
 from .engine import Engine, Request, Row, TokenScores
 from .results import Generation, Piece, TokenLogprob, Usage
 from .text import RowText, Tokenizer
 
-__all__ = ["TextStream"]
+__all__ = ["Answer", "TextStream"]
 
-Progress = Callable[[int, int], None]
+
+class Answer:
+    """A request, the row that serves it once it has begun, and its text.
+
+    It steps nothing: whoever steps the engine calls `take` until `over`.
+
+    Attributes:
+        row: None until `begin`.
+        over: the last piece was taken.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, request: Request, text: RowText) -> None:
+        self.engine = engine
+        self.request = replace(request, on_prefill=self._on_prefill)
+        self.text = text
+        self._tokenizer = tokenizer
+        self._told = request.on_prefill
+        self.row: Row | None = None
+        self.over = False
+        self._given_up = False
+        self._taken = 0
+        self._scored = 0
+
+    def begin(self) -> None:
+        """Let the row join the engine."""
+        self.row = self.engine.add(self.request)
+        if self._given_up:
+            self.engine.cancel(self.row)
+
+    def give_up(self) -> None:
+        """Ask for its end, from any thread: a prefill breaks off between two layers, the rest takes a `cancel`."""
+        self._given_up = True
+
+    def cancel(self) -> None:
+        """End the row; an answer that has not begun ends when it does."""
+        self._given_up = True
+        if self.row is not None:
+            self.engine.cancel(self.row)
+
+    def take(self) -> Piece | None:
+        """What is new since the last piece; None if nothing is. The last piece carries the finished generation.
+
+        Raises:
+            NonFiniteLogits: the model broke down on this row. SelfdraftError: a step of it was broken off.
+        """
+        row = self.row
+        assert row is not None
+        if len(row.emitted) > self._taken:
+            tokens, self._taken = row.emitted[self._taken :], len(row.emitted)
+            scores, self._scored = row.scores[self._scored :], len(row.scores)
+            return Piece(self.text.take(), tokens, self._logprobs(scores) if scores else None)
+        if not row.done or self.over:
+            return None
+        self.over = True
+        if row.error is not None:
+            raise row.error
+        return Piece(self.text.finish(), result=self._generation(row))
+
+    def _on_prefill(self, done: int, total: int) -> None:
+        if self._told:
+            self._told(done, total)
+        if self._given_up:
+            self.cancel()
+
+    def _generation(self, row: Row) -> Generation:
+        """The finished answer; the text must have been flushed."""
+        assert row.finish_reason is not None
+        return Generation(
+            text=self.text.text,
+            token_ids=list(row.emitted),
+            # A stop string may only show once the last character is complete.
+            finish_reason="stop" if self.text.stop is not None else row.finish_reason,
+            usage=Usage(len(row.request.prompt), len(row.emitted)),
+            timings=row.statistics.timings(),
+            logprobs=self._logprobs(row.scores) if row.params.logprobs is not None else None,
+        )
+
+    def _logprobs(self, scores: Sequence[TokenScores]) -> list[TokenLogprob]:
+        name = self._tokenizer.token_text
+        return [
+            TokenLogprob(
+                score.token, name(score.token), score.logprob, [(id, name(id), value) for id, value in score.top]
+            )
+            for score in scores
+        ]
 
 
 class TextStream(Iterator[Piece]):
@@ -20,13 +105,11 @@ class TextStream(Iterator[Piece]):
     dropped.
     """
 
-    def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, request: Request, text: RowText, on_prefill: Progress | None = None
-    ) -> None:
-        self._answer = _Answer(engine, tokenizer, request, text)
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
         # The generator must not refer to this object: dropping a stream then ends its row at once, not at some
         # later garbage collection.
-        self._pieces = _pieces(self._answer, on_prefill)
+        self._pieces = _pieces(self._answer)
 
     def __next__(self) -> Piece:
         return next(self._pieces)
@@ -41,61 +124,14 @@ class TextStream(Iterator[Piece]):
         self._pieces.close()
 
 
-class _Answer:
-    """A request, the row that serves it once it has begun, and its text."""
-
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, request: Request, text: RowText) -> None:
-        self.engine = engine
-        self.request = request
-        self.text = text
-        self._tokenizer = tokenizer
-        self._row: Row | None = None
-        self._cancelled = False
-
-    def begin(self) -> Row:
-        row = self._row = self.engine.add(self.request)
-        if self._cancelled:
-            self.engine.cancel(row)
-        return row
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        if self._row is not None:
-            self.engine.cancel(self._row)
-
-    def generation(self, row: Row) -> Generation:
-        """The finished answer; the text must have been flushed."""
-        assert row.finish_reason is not None
-        return Generation(
-            text=self.text.text,
-            token_ids=list(row.emitted),
-            # A stop string may only show once the last character is complete.
-            finish_reason="stop" if self.text.stop is not None else row.finish_reason,
-            usage=Usage(len(row.request.prompt), len(row.emitted)),
-            timings=row.statistics.timings(),
-            logprobs=self.logprobs(row.scores) if row.params.logprobs is not None else None,
-        )
-
-    def logprobs(self, scores: Sequence[TokenScores]) -> list[TokenLogprob]:
-        name = self._tokenizer.token_text
-        return [
-            TokenLogprob(
-                score.token, name(score.token), score.logprob, [(id, name(id), value) for id, value in score.top]
-            )
-            for score in scores
-        ]
-
-
-def _pieces(answer: _Answer, on_prefill: Progress | None) -> Generator[Piece]:
-    row = answer.begin()
-    scored = 0
+def _pieces(answer: Answer) -> Generator[Piece]:
+    answer.begin()
     try:
-        for tokens in answer.engine.run(row):
-            if on_prefill and not row.emitted:
-                on_prefill(row.prefilled, len(row.request.prompt))
-            scores = answer.logprobs(row.scores[scored:]) if tokens and row.scores else None
-            scored = len(row.scores)
-            yield Piece(answer.text.take(), tokens, scores)
-        yield Piece(answer.text.finish(), result=answer.generation(row))
+        while not answer.over:
+            piece = answer.take()
+            if piece is None:
+                answer.engine.step()
+                piece = answer.take() or Piece("")  # a prefill chunk: nothing to read, but the caller may want to stop
+            yield piece
     finally:
-        answer.engine.cancel(row)
+        answer.cancel()

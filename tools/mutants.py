@@ -104,6 +104,20 @@ FAULTS = [
         "tests/engine/test_running_ahead.py",
     ),
     Fault(
+        "a cancelled row is forwarded to the end of its chunk",
+        "engine/prefill.py",
+        "            if row.done:\n                return\n        mx.eval(state.arrays())",
+        "        mx.eval(state.arrays())",
+        "tests/engine/test_prefill.py",
+    ),
+    Fault(
+        "a thread ends with its MLX streams",
+        "engine/threads.py",
+        "_local.guard = _AtThreadEnd()",
+        "pass",
+        "tests/engine/test_threads.py",
+    ),
+    Fault(
         "noise of a rejected row used again",
         "engine/cycle.py",
         "row.draws += batch.depth + 1",

@@ -75,10 +75,17 @@ def stream(
     Bad input is refused at the first piece. Closing the generator ends the row.
 
     Args:
-        stopped: looked at between pieces; once true, the answer is cancelled, and its last piece follows.
+        stopped: looked at between pieces, and between layers of the prefill; once true, the answer is cancelled, and
+            its last piece follows.
     """
     bar = Bar("reading the prompt", "tokens", shown=len(tokens) >= LONG_PROMPT)
-    with bar, closing(llm.stream(tokens, params, on_prefill=bar)) as pieces:
+
+    def on_prefill(done: int, total: int) -> None:
+        bar(done, total)
+        if stopped():
+            pieces.cancel()
+
+    with bar, closing(llm.stream(tokens, params, on_prefill=on_prefill)) as pieces:
         for piece in pieces:
             if piece.token_ids or piece.result:
                 bar.stop()

@@ -184,7 +184,9 @@ class Cycle:
         """Build a cycle: everything up to what the host has to know."""
         batch = self.batch(rows, depths, unread)
         drafts = self.draft(batch)
+        mx.async_eval(drafts.tokens)  # the device drafts while the host builds the verify pass
         verified = self.verify(batch, drafts)
+        mx.async_eval(verified.logits)
         return Flight(batch, verified, self.accept(batch, drafts, verified))
 
     def batch(self, rows: Sequence[Row], depths: Sequence[int], unread: mx.array | None = None) -> Batch:

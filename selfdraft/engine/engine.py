@@ -18,6 +18,7 @@ from .depth import AdaptiveDepth, CostModel, DepthPolicy, FixedDepth
 from .prefill import Prefill
 from .row import Request, Row, validate
 from .sampling import History
+from .threads import leave_tidily
 
 __all__ = ["Engine"]
 
@@ -96,13 +97,14 @@ class Engine:
         Returns:
             The rows that emitted or ended. A row with `error` set broke down.
         """
+        leave_tidily()
         advanced: list[Row] = []
         if self._joining and (self._prefill_is_next or not self._running):
             self._prefill_is_next = False
             row = self._joining[0]
             with self._failing([row]):
                 through = self._prefill.advance(row)
-            if through:
+            if through and not row.done:
                 self._running.append(self._joining.popleft())
                 advanced = [row]
         elif self._running:

@@ -52,7 +52,19 @@ class Prefill:
             following = mx.array([list(prompt[start + 1 : end + 1])])
             self._model.draft(following, hidden, [row.state], [row.state.head_length])
             row.state.head_length += end - start
-        mx.eval(row.state.arrays())
+        self._evaluate(row, start, end)
+
+    def _evaluate(self, row: Row, start: int, end: int) -> None:
+        """Evaluate a chunk layer by layer: between layers Ctrl-C is heard, progress told, a cancelled row let go."""
+        state = row.state
+        buffers = [layer.values for layer in (*state.attention, *state.head) if layer.values is not None]
+        layers = [layer.memory for layer in state.recurrent] + buffers
+        for index, array in enumerate(layers, start=1):
+            mx.eval(array)
+            row.report_prefill(start + (end - start) * index // len(layers))
+            if row.done:
+                return
+        mx.eval(state.arrays())
 
     def _first_token(self, row: Row) -> None:
         length = row.state.length
@@ -64,6 +76,9 @@ class Prefill:
         scores = raw_scores(logits, tokens, [row])
         mx.eval(tokens, finite, *scores)
         row.draws += 1
+        row.report_prefill(length + 1)
+        if row.done:
+            return
         if not finite.item():
             row.error = NonFiniteLogits("the model produced NaN or infinite logits on the prompt")
             return

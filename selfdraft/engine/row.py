@@ -18,6 +18,7 @@ from .statistics import RowStatistics
 
 __all__ = ["Pending", "Request", "Row", "TokenScores", "validate"]
 
+Progress = Callable[[int, int], None]
 TextStop = Callable[[Sequence[int]], int | None]
 
 
@@ -32,6 +33,8 @@ class Request:
         choice: which of several answers to the same prompt this is; part of the noise key.
         text_stop: called with newly emitted ids; returns how many of them belong to the answer when a stop string
             completed inside them, else None. The row ends there.
+        on_prefill: called during prefill with (prompt tokens forwarded, prompt tokens), several times a chunk: the
+            share of layers done counts as tokens. It may cancel the row.
     """
 
     prompt: Sequence[int]
@@ -39,6 +42,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     choice: int = 0
     text_stop: TextStop | None = None
+    on_prefill: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Row:
         drafts: whether its head's history is kept; a row fixed at depth 0 needs none.
         draws: noise counters used up, for rows whose noise must never repeat.
         prefill_begin: clock time of its first prefill chunk.
+        prefilled: prompt tokens forwarded so far.
     """
 
     request: Request
@@ -96,16 +101,12 @@ class Row:
     error: Exception | None = None
     draws: int = 0
     prefill_begin: float | None = None
+    prefilled: int = 0
 
     @property
     def done(self) -> bool:
         """Whether it left the engine."""
         return self.finish_reason is not None or self.error is not None
-
-    @property
-    def prefilled(self) -> int:
-        """Prompt tokens forwarded so far."""
-        return min(self.state.length, len(self.request.prompt))
 
     @property
     def last(self) -> int:
@@ -132,6 +133,13 @@ class Row:
     def counter(self) -> int:
         """Where this row's noise for the next cycle starts (see noise.py)."""
         return len(self.emitted) if self.coupled else self.draws
+
+    def report_prefill(self, tokens: int) -> None:
+        """Tell whoever asked that `tokens` tokens of the prompt are forwarded."""
+        if tokens > self.prefilled:
+            self.prefilled = tokens
+            if self.request.on_prefill:
+                self.request.on_prefill(tokens, len(self.request.prompt))
 
     def describe(self) -> str:
         """One line for the log."""

@@ -33,6 +33,9 @@ class Model(Protocol):
     def new_state(self) -> RowState:
         """State of a row that has seen nothing."""
 
+    def row_bytes(self, tokens: int) -> int:
+        """Bytes of state that a row of `tokens` tokens holds, with every step of a deepest cycle kept."""
+
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
         """Run the trunk on tokens [B, T], one row of state each, written behind row.length.
 

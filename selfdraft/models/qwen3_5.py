@@ -7,6 +7,7 @@ then `norm`; embedding and output projection are the trunk's. Deeper drafts feed
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import mlx.nn as nn
 from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
 from ..errors import CheckpointError
-from ..state import Captured, CapturedLayer, KeyValues, RowState, StateShape, stacked
+from ..state import GROWTH, Captured, CapturedLayer, KeyValues, RowState, StateShape, stacked
 from .base import Architecture, register
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
 
@@ -215,17 +216,25 @@ class Qwen35(nn.Module):
         self.max_depth = MAX_DEPTH if with_head else 0
 
     def new_state(self) -> RowState:
+        return RowState(self._state_shape())
+
+    def row_bytes(self, tokens: int) -> int:
+        shape, attention = self._state_shape(), self.args.attention
+        per_token = 2 * attention.kv_heads * attention.head_dim * shape.dtype.size
+        held = -(-tokens // GROWTH) * GROWTH * per_token * (shape.attention_layers + shape.head_layers)
+        step = 4 * math.prod(shape.memory) + shape.dtype.size * math.prod(shape.window)
+        return held + shape.recurrent_layers * step * (self.max_depth + 2)
+
+    def _state_shape(self) -> StateShape:
         recurrent = self.args.layer_types.count("linear_attention")
         delta = self.args.delta
-        return RowState(
-            StateShape(
-                attention_layers=len(self.args.layer_types) - recurrent,
-                head_layers=len(self.mtp.layers) if self.max_depth else 0,
-                recurrent_layers=recurrent,
-                window=(delta.taps - 1, delta.channels),
-                memory=(delta.value_heads, delta.value_dim, delta.key_dim),
-                dtype=self.model.norm.weight.dtype,
-            )
+        return StateShape(
+            attention_layers=len(self.args.layer_types) - recurrent,
+            head_layers=len(self.mtp.layers) if self.max_depth else 0,
+            recurrent_layers=recurrent,
+            window=(delta.taps - 1, delta.channels),
+            memory=(delta.value_heads, delta.value_dim, delta.key_dim),
+            dtype=self.model.norm.weight.dtype,
         )
 
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:

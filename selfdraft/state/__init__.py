@@ -4,7 +4,17 @@ A row's state knows lengths and arrays; it knows nothing of tokens, sampling or 
 """
 
 from .captured import Captured, CapturedLayer
-from .kv import KeyValues, attend
+from .kv import GROWTH, KeyValues, attend
 from .row import RecurrentState, RowState, StateShape, stacked
 
-__all__ = ["Captured", "CapturedLayer", "KeyValues", "RecurrentState", "RowState", "StateShape", "attend", "stacked"]
+__all__ = [
+    "GROWTH",
+    "Captured",
+    "CapturedLayer",
+    "KeyValues",
+    "RecurrentState",
+    "RowState",
+    "StateShape",
+    "attend",
+    "stacked",
+]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-__all__ = ["KeyValues", "attend"]
+__all__ = ["GROWTH", "KeyValues", "attend"]
 
 GROWTH = 256  # entries by which a buffer grows
 

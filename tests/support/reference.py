@@ -23,7 +23,6 @@ from selfdraft.state import RowState
 
 __all__ = [
     "FIXTURES",
-    "OPENING",
     "Prompt",
     "acceptance_fixture",
     "cosine",
@@ -36,10 +35,6 @@ __all__ = [
 ]
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-
-# A bf16 prompt token costs 13 ms on reference BLAS, so text prompts (about 200 tokens) enter the parity tests by
-# their opening.
-OPENING = 24
 
 
 @dataclass(frozen=True)
@@ -82,12 +77,12 @@ def reference_model(*, dtype: mx.Dtype | None = None, bits: int | None = None) -
 
 
 def parity_prompts() -> list[Prompt]:
-    """50 of them: 36 chats as they are, and the openings of 7 prose and 7 code prompts, evenly mixed."""
+    """50 of them: 36 chats, 7 prose and 7 code prompts, evenly mixed."""
     chats = sorted((p for p in prompts() if p.kind == "chat"), key=lambda p: (len(p.tokens), p.id))[:36]
     texts = [[p for p in prompts() if p.kind == kind][:7] for kind in ("prose", "code")]
-    openings = [Prompt(p.id, p.kind, p.tokens[:OPENING]) for pair in zip(*texts, strict=True) for p in pair]
+    others = [p for pair in zip(*texts, strict=True) for p in pair]
     mixed = [(index / len(chats), p) for index, p in enumerate(chats)]
-    mixed += [(index / len(openings), p) for index, p in enumerate(openings)]
+    mixed += [(index / len(others), p) for index, p in enumerate(others)]
     return [p for _, p in sorted(mixed, key=lambda pair: pair[0])]
 
 

@@ -60,6 +60,9 @@ class ScriptedHead:
     def new_state(self) -> RowState:
         return self._inner.new_state()
 
+    def row_bytes(self, tokens: int) -> int:
+        return self._inner.row_bytes(tokens)
+
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
         self.forwards.append((tokens.shape[0], tokens.shape[1]))
         hidden, captured = self._inner.forward(tokens, rows, keep_steps=keep_steps)
