@@ -1,8 +1,8 @@
 """The full parity grid: greedy MTP against greedy AR, token for token, on the reference checkpoint.
 
 50 prompts x 128 tokens (EOS ignored) x depths 0-5 x bf16, 8-bit and 4-bit weights, on a CPU with MLX's reference BLAS.
-Every prompt and depth is decoded alone. Jobs go to as many processes as there are cores; finished ones are kept in a
-journal beside the output, so an interrupted run goes on where it was.
+Every prompt and depth is decoded alone, from one prefill of the prompt. Jobs go to all cores,
+and finished ones are kept in a journal beside the output, so an interrupted run goes on where it was.
 
     usage: parity_grid.py --output FILE [--workers N] [--seconds N] [--prompts N] [--tokens N]
 """
@@ -14,6 +14,7 @@ import functools
 import json
 import multiprocessing
 import os
+import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
@@ -62,19 +63,19 @@ def main() -> None:
 
 def compare(format: str, index: int, tokens: int) -> dict[str, Any]:
     """Decode one prompt at every depth; equal[d] says whether depth d gives what depth 0 gives."""
-    from selfdraft.engine import Request
-    from selfdraft.params import SamplingParams
+    sys.path.insert(0, str(ROOT))
+    from tests.support.rows import finish, fork_rows, params
 
     engine, prompts = _engine(FORMATS[format])
     begin = time.perf_counter()
-    texts, cycles = [], []
-    for depth in DEPTHS:
-        params = SamplingParams(depth=depth, temperature=0, max_tokens=tokens, ignore_eos=True).resolved({})
-        row = engine.add(Request(prompts[index], params))
-        for _ in engine.run(row):
-            pass
-        texts.append(row.emitted)
-        cycles.append(row.statistics.cycles)
+    asked = [params(depth=depth, temperature=0, max_tokens=tokens, ignore_eos=True) for depth in DEPTHS]
+    rows = fork_rows(engine, prompts[index], None, asked)
+    engine._running.clear()
+    for row in rows:  # one after the other
+        engine._running.append(row)
+        finish(engine)
+    texts = [row.emitted for row in rows]
+    cycles = [row.statistics.cycles for row in rows]
     return {
         "format": format,
         "prompt": index,

@@ -52,16 +52,17 @@ def solo(model: Model, asked: Request, *, prefill_chunk: int = 4096) -> Row:
     return row
 
 
-def fork_rows(engine: Engine, prompt: Sequence[int], first: int, asked: Sequence[SamplingParams]) -> list[Row]:
+def fork_rows(engine: Engine, prompt: Sequence[int], first: int | None, asked: Sequence[SamplingParams]) -> list[Row]:
     """Rows that run in `engine` as if each had forwarded `prompt` and emitted `first`, for one prefill in all.
 
-    The emitted tokens of a row then follow the law given `first`.
+    The emitted tokens of a row then follow the law given `first`; None is the most likely token.
     """
     opened = engine.add(Request(prompt, params(depth=engine.model.max_depth, max_tokens=8, temperature=0.0)))
     engine._joining.remove(opened)
     while not engine._prefill.advance(opened):
         pass
     assert opened.pending is not None
+    first = opened.emitted[0] if first is None else first
     rows = []
     for one in asked:
         row = engine.add(Request(prompt, one))
