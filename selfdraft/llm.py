@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from .results import Generation
 from .settings import Settings
 from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
+from .text.grammar import Grammar, Grammars
 
 __all__ = ["LLM", "Prompt"]
 
@@ -144,25 +146,39 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         choice: int = 0,
+        keep: frozenset[str] = frozenset(),
+        grammar: Grammar | None = None,
         on_prefill: Progress | None = None,
     ) -> Answer:
         """An answer to a prompt of token ids, for someone else to step; see `stream`.
 
         Args:
             choice: which of several answers to the same prompt it is: seeded ones differ by it.
+            keep: special tokens that are part of the text.
+            grammar: what the answer must be; see `grammars`.
         """
         params = (params or SamplingParams()).resolved(self.defaults)
-        text = RowText(self.tokenizer, params.stop, params.min_tokens)
+        text = RowText(self.tokenizer, params.stop, params.min_tokens, keep=keep)
         request = Request(
             prompt=tokens,
             params=params,
             stop_ids=self.tokenizer.eos_ids,
             choice=choice,
             text_stop=text.push,
+            constraint=grammar.start() if grammar else None,
             on_prefill=on_prefill,
         )
         self.engine.check(request)
         return Answer(self.engine, self.tokenizer, request, text)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles what an answer can be held to: JSON schemas, Lark grammars, regular expressions.
+
+        Raises:
+            InvalidRequest: this checkpoint names no end token.
+        """
+        return Grammars(self.tokenizer)
 
     def tokens(self, prompt: Prompt, *, raw: bool = False, enable_thinking: bool = False) -> list[int]:
         """The ids a prompt is decoded from.
@@ -199,6 +215,10 @@ class LLM:
         """A bare prompt begins with the BOS token where the tokenizer has one; templates write their own."""
         bos = self.tokenizer.bos_id
         return tokens if bos is None or tokens[:1] == [bos] else [bos, *tokens]
+
+    def limit_context(self, tokens: int) -> None:
+        """Take no more than `tokens` tokens of prompt and answer together, if the model could take more."""
+        self.context_length = self.loaded.model.context_length = min(tokens, self.context_length)
 
     def describe(self) -> dict[str, Any]:
         """What runs: device, dtype, BLAS, depth limit."""

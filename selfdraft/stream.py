@@ -69,6 +69,11 @@ class Answer:
             raise row.error
         return Piece(self.text.finish(), result=self._generation(row))
 
+    def prompt_text(self) -> tuple[str, list[str]]:
+        """The prompt as text, and the text of each of its tokens."""
+        tokens = self.request.prompt
+        return self._tokenizer.decode(tokens, skip_special=False), [self._tokenizer.token_text(id) for id in tokens]
+
     def _on_prefill(self, done: int, total: int) -> None:
         if self._told:
             self._told(done, total)

@@ -30,6 +30,7 @@ ALLOWED = {
     "loading": {"device", "llm", "settings", "source"},
     "source": {"errors"},
     "assets": set(),
+    "server": {"__init__", "engine", "errors", "llm", "models", "params", "results", "stream", "text"},
     "cli": {
         "device",
         "engine",
@@ -39,6 +40,7 @@ ALLOWED = {
         "models",
         "params",
         "results",
+        "server",
         "settings",
         "source",
         "text",

@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from ..errors import SelfdraftError
-from . import chat, inspect, run
+from . import chat, control, inspect, run, serve
 from .terminal import say
 
 __all__ = ["app", "main"]
@@ -31,6 +31,9 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
+app.command("serve")(serve.serve)
+app.command("status")(control.status)
+app.command("stop")(control.stop)
 app.command("inspect")(inspect.inspect)
 
 

@@ -1,7 +1,8 @@
 """One cycle over a batch of rows: draft, verify, accept, commit.
 
-The first three stages only build a graph; `read` evaluates it, which is the one time a cycle waits for the device. The
-trunk runs once, in `verify`; nothing here can run it again.
+The first three stages only build a graph; `read` evaluates it, which is the one time a cycle waits for the device. Rows
+with a constraint are the exception: `accept` waits for their drafts, and asks what is allowed behind them while the
+device verifies. The trunk runs once, in `verify`; nothing here can run it again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..params import SamplingParams
 from ..state import Captured, RecurrentState
 from . import noise
 from .accept import RejectionRule, at, coupled, rejection
+from .constraint import Allowed, allowed_tokens, dead_end
 from .row import Pending, Row, TokenScores
 from .sampling import Chain
 
@@ -52,6 +54,9 @@ class Batch:
         self.unread = unread
         self.counters = [row.counter + (unread is not None) for row in rows]
         self.noise = self._noise(vocab_size)
+        self.constraints = [row.request.constraint for row in rows]
+        self.constrained = any(constraint is not None for constraint in self.constraints)
+        self._vocab_size = vocab_size
 
     @property
     def last(self) -> mx.array:
@@ -71,6 +76,15 @@ class Batch:
         if any(self.chain.greedy):
             drawn = mx.where(mx.array(self.chain.greedy)[:, None, None], 0, drawn)
         return drawn
+
+    def allowed(self, drafts: mx.array | None = None) -> Allowed | None:
+        """What rows may emit first, or at K+1 positions along drafts [B, K]; None when no row has a constraint."""
+        if not self.constrained:
+            return None
+        proposed: Any = [[]] * len(self.rows) if drafts is None else drafts.tolist()
+        own = [tokens[:depth] for tokens, depth in zip(proposed, self.depths, strict=True)]
+        positions = 1 if drafts is None else drafts.shape[1] + 1
+        return allowed_tokens(self.constraints, own, positions, self._vocab_size)
 
     def choose(self, z: mx.array, position: int | None = None) -> mx.array:
         """Draw from softmax(z): argmax(z + noise). z is [B, V] at one position, or [B, K+1, V] at all."""
@@ -106,12 +120,14 @@ class Decision:
         tokens: these and the one after, [B, K+1]; what lies behind means nothing.
         finite: whether the logits that each position hangs on are finite, [B, K+1].
         scores: see `raw_scores`.
+        allowed: what constraints allow; None when no row has one.
     """
 
     accepted: mx.array
     tokens: mx.array
     finite: mx.array
     scores: tuple[mx.array, ...]
+    allowed: Allowed | None
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -207,11 +223,14 @@ class Cycle:
         states = [row.state for row in rows]
         hidden = self.commit_history(rows)
         spread = _spread(drafting, len(batch.rows))
+        if batch.constrained:
+            mx.async_eval(hidden)  # the head runs while the host asks what may come first
+        first = batch.allowed()
 
         tokens, filtered, finite = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
         for step in range(batch.depth):
             logits = self._model.logits(hidden)[spread]
-            z = batch.chain(logits, batch.emitted, batch.histories, tokens)[:, 0]
+            z = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)[:, 0]
             drafted = batch.choose(z, step)[:, None]
             tokens = mx.concatenate([tokens, drafted], axis=1)
             filtered.append(z)
@@ -252,7 +271,8 @@ class Cycle:
     def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Decision:
         """Decide what stays of the drafts, and the token after."""
         before = drafts.tokens if batch.unread is None else batch.unread
-        z = batch.chain(verified.logits, batch.emitted, batch.histories, before)
+        allowed = self._allowed(batch, drafts)
+        z = batch.chain(verified.logits, batch.emitted, batch.histories, before, allowed)
         accepted, following = self._decide(batch, drafts, z)
         positions = mx.arange(batch.depth + 1)
         padded = mx.pad(drafts.tokens, [(0, 0), (0, 1)])
@@ -262,7 +282,7 @@ class Cycle:
             # Columns past a row's depth are padding: another row's hidden, or drafts nobody asked for.
             drafted = mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
             finite = finite & (drafted | (positions >= mx.array(batch.depths)[:, None]))
-        return Decision(accepted, tokens, finite, raw_scores(verified.logits, tokens, batch.rows))
+        return Decision(accepted, tokens, finite, raw_scores(verified.logits, tokens, batch.rows), allowed)
 
     def read(self, flight: Flight) -> Outcome:
         """Wait for a cycle: its one synchronisation."""
@@ -292,7 +312,10 @@ class Cycle:
                 )
                 kept_counts.append(0)
                 continue
-            kept = emit(row, outcome.tokens[index][: accepted + 1])
+            tokens, allowed = outcome.tokens[index][: accepted + 1], flight.decision.allowed
+            kept = emit(row, allowed.before_dead_end(index, tokens) if allowed else tokens)
+            if not row.done and len(kept) <= accepted:
+                row.error = dead_end(len(row.emitted))
             self._count(row, depth, accepted, len(kept))
             kept_counts.append(len(kept))
             if row.drafts and not row.done:
@@ -308,10 +331,11 @@ class Cycle:
         """Start the next cycle of rows that never draft before this one is read, so that the device does not idle.
 
         Such a cycle forwards one token, whatever it is, and the next needs nothing else from it. When a row ends on
-        that token, the cycle started here is dropped: a forward wasted, never one repeated.
+        that token, the cycle started here is dropped: a forward wasted, never one repeated. A constraint must see the
+        token first: its row waits.
         """
         batch = flight.batch
-        if any(row.drafts or row.remaining < 2 for row in batch.rows):
+        if batch.constrained or any(row.drafts or row.remaining < 2 for row in batch.rows):
             return None
         mx.async_eval(*flight.decision.arrays)
         flight.before = [state.recurrent for state in batch.states]
@@ -343,6 +367,15 @@ class Cycle:
         ]
         if resting:
             self.commit_history(resting)
+
+    def _allowed(self, batch: Batch, drafts: Drafts) -> Allowed | None:
+        """What rows may emit along their drafts; waits for these when a row with a constraint drafted.
+
+        When none did, position 0 is all that such rows have, and its mask may stand for all positions.
+        """
+        waits = any(c is not None and depth > 0 for c, depth in zip(batch.constraints, batch.depths, strict=True))
+        self.synchronisations += int(waits)
+        return batch.allowed(drafts.tokens if waits else None)
 
     def _decide(self, batch: Batch, drafts: Drafts, z: mx.array) -> tuple[mx.array, mx.array]:
         """Accepted counts [B] and following tokens [B], each row by its rule."""
@@ -395,12 +428,14 @@ def emit(row: Row, tokens: list[int]) -> list[int]:
             kept = tokens[: index + 1]
             row.finish_reason = "stop"
             break
-    if row.request.text_stop and (count := row.request.text_stop(kept)) is not None:
+    if kept and row.request.text_stop and (count := row.request.text_stop(kept)) is not None:
         kept = kept[:count]
         row.finish_reason = "stop"
     row.emitted += kept
     if row.history is not None:
         row.history.emit(kept)
+    if row.request.constraint is not None:
+        row.request.constraint.emit(kept)
     if row.finish_reason is None and row.remaining <= 0:
         row.finish_reason = "length"
     return kept

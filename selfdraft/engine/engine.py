@@ -104,9 +104,10 @@ class Engine:
             row = self._joining[0]
             with self._failing([row]):
                 through = self._prefill.advance(row)
-            if through and not row.done:
-                self._running.append(self._joining.popleft())
+            if through:
                 advanced = [row]
+                if not row.done:
+                    self._running.append(self._joining.popleft())
         elif self._running:
             self._prefill_is_next = True
             # Rows that joined since a cycle was started early wait for it.

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import NonFiniteLogits
 from ..models.base import Model
+from .constraint import dead_end
 from .cycle import Cycle, emit, finite_positions, raw_scores, read_scores
 from .row import Pending, Row
 
@@ -71,7 +72,8 @@ class Prefill:
         hidden = self._forward(row, length, length + 1, keep_steps=True)
         logits = self._model.logits(hidden)
         batch = self._cycle.batch([row], [0])
-        tokens = batch.choose(batch.chain(logits, batch.emitted, batch.histories, None))
+        allowed = batch.allowed()
+        tokens = batch.choose(batch.chain(logits, batch.emitted, batch.histories, None, allowed))
         finite = finite_positions(logits).all()
         scores = raw_scores(logits, tokens, [row])
         mx.eval(tokens, finite, *scores)
@@ -81,6 +83,9 @@ class Prefill:
             return
         if not finite.item():
             row.error = NonFiniteLogits("the model produced NaN or infinite logits on the prompt")
+            return
+        if allowed and not allowed.open.all():
+            row.error = dead_end(0)
             return
         kept = emit(row, np.array(tokens)[0].tolist())
         row.statistics.emitted["prefill"] += len(kept)

@@ -12,6 +12,7 @@ from ..params import SamplingParams
 from ..results import FinishReason
 from ..state import RowState
 from . import noise
+from .constraint import Constraint
 from .depth import DepthPolicy
 from .sampling import History
 from .statistics import RowStatistics
@@ -33,6 +34,9 @@ class Request:
         choice: which of several answers to the same prompt this is; part of the noise key.
         text_stop: called with newly emitted ids; returns how many of them belong to the answer when a stop string
             completed inside them, else None. The row ends there.
+        constraint: what it may emit; it is moved on by the row, so each request needs its own. Its sentence ends with
+            an end token, even before `params.min_tokens` if nothing else is allowed, and whatever `params.ignore_eos`
+            says: nothing follows it.
         on_prefill: called during prefill with (prompt tokens forwarded, prompt tokens), several times a chunk: the
             share of layers done counts as tokens. It may cancel the row.
     """
@@ -42,6 +46,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     choice: int = 0
     text_stop: TextStop | None = None
+    constraint: Constraint | None = None
     on_prefill: Progress | None = None
 
 
@@ -122,7 +127,8 @@ class Row:
     @property
     def stop_ids(self) -> frozenset[int]:
         """End tokens that end this row."""
-        return frozenset() if self.params.ignore_eos else self.request.stop_ids
+        ignored = self.params.ignore_eos and self.request.constraint is None
+        return frozenset() if ignored else self.request.stop_ids
 
     @property
     def coupled(self) -> bool:
@@ -162,7 +168,8 @@ def validate(request: Request, *, vocab_size: int, context_length: int, max_dept
 
     Raises:
         ContextOverflow: the prompt leaves no room for a token.
-        InvalidRequest: an empty prompt, a token or biased id outside the vocabulary, a depth the head does not allow.
+        InvalidRequest: an empty prompt, a token or biased id outside the vocabulary, a depth the head does not allow,
+            a constraint without end tokens.
     """
     params, prompt = request.params, request.prompt
     if len(prompt) == 0:
@@ -173,6 +180,8 @@ def validate(request: Request, *, vocab_size: int, context_length: int, max_dept
         raise InvalidRequest(
             f"logit_bias: token id {outside[0]} is outside the vocabulary of {vocab_size}", param="logit_bias"
         )
+    if request.constraint is not None and not request.stop_ids:
+        raise InvalidRequest("a grammar needs an end token to end its sentence, and this checkpoint names none")
     room = context_length - len(prompt)
     if room < 1:
         raise ContextOverflow(

@@ -1,8 +1,8 @@
 """The sampling chain: from raw logits to the law that tokens are drawn from, at every position, for p and q alike.
 
-Order, in fp32: repetition penalty, presence and frequency penalties, logit bias, end tokens withheld before min_tokens,
-temperature, top-k, top-p, min-p. The last three keep exactly the tokens whose logit reaches a threshold, so ties are
-kept and the result does not depend on how a sort breaks them.
+Order, in fp32: repetition penalty, presence and frequency penalties, logit bias, the constraint's mask, end tokens
+withheld before min_tokens, temperature, top-k, top-p, min-p. The last three keep exactly the tokens whose logit reaches
+a threshold, so ties are kept and the result does not depend on how a sort breaks them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..params import SamplingParams
+from .constraint import Allowed
 
 __all__ = ["Chain", "History"]
 
@@ -86,6 +87,7 @@ class Chain:
         emitted: Sequence[int],
         histories: Sequence[History | None],
         drafts: mx.array | None,
+        allowed: Allowed | None = None,
     ) -> mx.array:
         """Filtered logits: softmax of them is the law; -inf outside its support.
 
@@ -95,6 +97,7 @@ class Chain:
             histories: of the rows that have penalties.
             drafts: tokens drafted before each position. [B, P-1] for P positions in a row (position i is preceded by
                 drafts[:, :i]), or [B, n] with P = 1 (all of them precede it). None for none.
+            allowed: by constraints, at P positions or at one for all; None allows everything.
 
         Returns:
             [B, P, V] in fp32.
@@ -105,11 +108,16 @@ class Chain:
             z = self._penalised(z, histories, drafts)
         if self._bias is not None:
             z = z + self._bias
+        if allowed is not None:
+            z = mx.where(allowed.tokens, z, -mx.inf)
         if self._stops is not None:
             first = 0 if drafts is None or positions > 1 else drafts.shape[1]
             withheld = [max(least - done - first, 0) for least, done in zip(self._min_tokens, emitted, strict=True)]
             early = mx.arange(positions) < mx.array(withheld)[:, None]
-            z = mx.where(early[..., None] & self._stops, -mx.inf, z)
+            early = early[..., None] & self._stops
+            if allowed is not None:  # a sentence that is complete and cannot go on ends, however short it is
+                early = early & (allowed.tokens & ~self._stops).any(axis=-1, keepdims=True)
+            z = mx.where(early, -mx.inf, z)
         if self._temperature.differs(1):
             z = z / self._temperature.array
         return self._filtered(z)

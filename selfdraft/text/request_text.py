@@ -18,19 +18,26 @@ class RowText:
     emit one give the same text and stop at the same token.
 
     Args:
-        tokenizer: decodes; its special and EOS ids never appear in the text.
+        tokenizer: decodes; its EOS ids never appear in the text, its special ids only if `keep` names them.
         stops: stop strings; the first one completed ends the row and is not part of the text.
         min_tokens: the first min_tokens ids cannot complete a stop string (they may begin one), just as none
             of them can be an EOS.
+        keep: tokens to show although they are special, such as the markers a `ReplyParser` looks for.
 
     Raises:
         InvalidRequest: an empty stop string, a negative min_tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        min_tokens: int = 0,
+        keep: frozenset[str] = frozenset(),
+    ) -> None:
         if min_tokens < 0:
             raise InvalidRequest(f"min_tokens must be 0 or more, not {min_tokens}", param="min_tokens")
-        self._stream = tokenizer.stream()
+        self._stream = tokenizer.stream(keep)
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
         self._count = 0

@@ -1,8 +1,7 @@
 """Chat templates: messages to one prompt string, in a sandbox. Knows Jinja; nothing of tokens or models.
 
-A template comes with the checkpoint and is code from a stranger: it runs in Jinja's immutable sandbox, and
-reaching for Python internals is an error. The sandbox bounds what a template can touch, not how long it may
-run.
+A template comes with the checkpoint and is code from a stranger: it runs in Jinja's immutable sandbox, reaching
+for Python internals is an error, and time and size of its output are bounded.
 
 The rendered prompt is tokenised as one string with special tokens recognised, as every runtime does. So a
 user message that contains `<|im_end|>` ends its own turn: message text is not a security boundary, and an
@@ -12,6 +11,7 @@ application that puts untrusted text into a message must remove such markers fir
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ import jinja2.utils
 from jinja2.exceptions import SecurityError
 
 from ..errors import CheckpointError, InvalidRequest
+from ._deadline import DeadlineExceeded, deadline
 from ._files import read_json, read_text, token_content
 from .messages import prepare_messages, prepare_tools
 
@@ -48,6 +49,9 @@ TEMPLATE_VARIABLES = frozenset(
     }
 )
 
+MAX_SECONDS = 10.0  # to render; a long coding session takes milliseconds
+MAX_CHARACTERS = 64 * 2**20  # of a prompt
+
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -60,6 +64,7 @@ class ChatTemplate:
         origin: where it was read, for error messages.
 
     Attributes:
+        source: the Jinja text.
         variables: names the template reads from outside ("enable_thinking" in it: the template knows
             thinking).
 
@@ -73,6 +78,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _tojson
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace)
+        self.source = source
         self._tokens = dict(tokens or {})
         self._origin = origin
         try:
@@ -111,6 +117,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         enable_thinking: bool | None = False,
+        continue_final: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt string. `messages.prepare_messages` says what happens to the messages first.
@@ -121,6 +128,8 @@ class ChatTemplate:
             tools: tool definitions as the template expects them; an empty list is none.
             add_generation_prompt: end with the opening of the assistant's turn.
             enable_thinking: passed under this name; None leaves it undefined, for the template's own default.
+            continue_final: end inside the last message, which must be an assistant's with text: the answer goes on
+                where that text ends.
             variables: further template variables, out of TEMPLATE_VARIABLES.
 
         Raises:
@@ -134,17 +143,44 @@ class ChatTemplate:
                     f"template variable {name!r} is not one of {', '.join(sorted(TEMPLATE_VARIABLES))}",
                     param="chat_template_kwargs",
                 )
+        prepared = prepare_messages(messages)
+        end = _mark_end(prepared) if continue_final else None
         context: dict[str, Any] = {
             **self._tokens,
             **variables,
-            "messages": prepare_messages(messages),
+            "messages": prepared,
             "tools": prepare_tools(tools),
-            "add_generation_prompt": add_generation_prompt,
+            "add_generation_prompt": add_generation_prompt and not continue_final,
         }
         if enable_thinking is not None:
             context["enable_thinking"] = enable_thinking
+        text = self._rendered(context)
+        if end is None:
+            return text
+        if text.count(end) != 1:
+            raise InvalidRequest(
+                "the chat template cannot continue the last message of this conversation", param="messages"
+            )
+        return text[: text.index(end)]
+
+    def _rendered(self, context: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(context)
+            pieces, size = [], 0
+            with deadline(MAX_SECONDS):
+                for piece in self._template.generate(context):
+                    size += len(piece)
+                    if size > MAX_CHARACTERS:
+                        raise InvalidRequest(
+                            f"{self._origin} makes a prompt of more than {MAX_CHARACTERS} characters", param="messages"
+                        )
+                    pieces.append(piece)
+            return "".join(pieces)
+        except InvalidRequest:
+            raise
+        except DeadlineExceeded as error:
+            raise InvalidRequest(
+                f"{self._origin} took more than {MAX_SECONDS:g} s to render these messages", param="messages"
+            ) from error
         except SecurityError as error:
             raise CheckpointError(f"{self._origin} was refused: {error}") from error
         except _Rejected as error:
@@ -155,6 +191,16 @@ class ChatTemplate:
                 "They lack something it reads, or the template is faulty.",
                 param="messages",
             ) from error
+
+
+def _mark_end(messages: list[dict[str, Any]]) -> str:
+    """Put a mark behind the text of the last message, where the prompt will be cut."""
+    last = messages[-1]
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):
+        raise InvalidRequest("only an assistant's last message with text can be continued", param="messages")
+    mark = f"<mark {secrets.token_hex(16)}>"
+    messages[-1] = {**last, "content": last["content"] + mark}
+    return mark
 
 
 def _configured(value: object, path: Path) -> str | None:

@@ -117,9 +117,13 @@ class Tokenizer:
         """Id of the token spelled exactly so in the vocabulary ("<think>"), or None."""
         return self._library.token_to_id(token)
 
-    def stream(self) -> TokenStream:
-        """A fresh incremental decoder; its pieces add up to `decode` of all the ids it was given."""
-        return TokenStream(self._library, skip=self.special_ids)
+    def stream(self, keep: frozenset[str] = frozenset()) -> TokenStream:
+        """A fresh incremental decoder; its pieces add up to `decode` of all the ids it was given.
+
+        Tokens spelled exactly as a string in `keep` are written out even if they are special; EOS ids never are.
+        """
+        kept = {id for token in keep if (id := self.token_id(token)) is not None} - self.eos_ids
+        return TokenStream(self._library, skip=self.special_ids - kept)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:

@@ -50,14 +50,13 @@ def test_history_is_the_conversation_so_far(conversation: Conversation, llm: LLM
 
 def test_a_stopped_answer_stays_and_frees_the_engine(conversation: Conversation, llm: LLM) -> None:
     conversation.params = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0, depth=2)
-    calls = iter([False, False, False])
-    part = say(conversation, "Tell me a story.", lambda: next(calls, True))
+    part = say(conversation, "Tell me a story.", lambda: any(len(row.emitted) >= 4 for row in llm.engine.rows))
     assert llm.engine.rows == []
     assert part
     assert conversation.messages[-1] == {"role": "assistant", "content": part}
     assert conversation.last is not None
-    assert conversation.last.cycles == 2  # the first two looks come after the prompt's chunks
-    assert 3 <= conversation.last.tokens <= 1 + 2 * 3
+    assert 1 <= conversation.last.cycles <= 3
+    assert 4 <= conversation.last.tokens <= 4 + 2
     assert conversation.finish == "cancelled"
 
 
@@ -83,12 +82,11 @@ def test_a_turn_that_does_not_fit_is_taken_back(
     assert say(conversation, "Hi")
 
 
-def test_reasoning_that_was_stopped_is_no_answer(conversation: Conversation) -> None:
+def test_reasoning_that_was_stopped_is_no_answer(conversation: Conversation, llm: LLM) -> None:
     conversation.think = True
     turn = conversation.turn("What is 12 + 30?")
     assert turn.reasoning
-    calls = iter([False, False])
-    part = "".join(conversation.answer(turn, lambda: next(calls, True)))
+    part = "".join(conversation.answer(turn, lambda: any(row.emitted for row in llm.engine.rows)))
     assert conversation.messages[-1] == {"role": "assistant", "content": "", "reasoning_content": part}
     conversation.think = False
     assert not conversation.turn("Hi").reasoning

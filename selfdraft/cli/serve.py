@@ -1,0 +1,195 @@
+"""`selfdraft serve`: the HTTP server in the foreground."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ..errors import InvalidRequest
+from .command import command
+from .flags import EngineFlags, TraceFlags, flag, number, refusal, whole
+from .session import open_model
+from .terminal import dim
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from ..server.config import ServerSettings
+
+__all__ = ["LogFlags", "ServeFlags", "serve"]
+
+_WHERE = "Address and access"
+_LIMITS = "Limits"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeFlags:
+    """A flag for every field of `ServerSettings` but the key itself, under the same name."""
+
+    host: Annotated[str | None, flag("--host", "Address to listen on. Default: 127.0.0.1.", _WHERE, "ADDRESS")] = None
+    port: Annotated[
+        int | None, flag("--port -p", "Port, 0 to 65535; 0 takes a free one. Default: 8000.", _WHERE, "PORT", whole)
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        flag(
+            "--api-key-file",
+            "File with the key that clients must send; made, with a new key, if it is not there. "
+            "Or set $SELFDRAFT_API_KEY. Needed when --host is not loopback. Default: no key.",
+            _WHERE,
+            "FILE",
+        ),
+    ] = None
+    allowed_host: Annotated[
+        list[str] | None,
+        flag("--allowed-host", "Further name under which the server may be called; repeatable.", _WHERE, "NAME"),
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None,
+        flag(
+            "--cors-origin",
+            "Origin whose web pages may call the server, as http://localhost:3000; repeatable. Default: none.",
+            _WHERE,
+            "ORIGIN",
+        ),
+    ] = None
+    alias: Annotated[
+        list[str] | None,
+        flag("--alias", "Another name of the model, NAME or NAME=MODEL; repeatable.", _WHERE, "NAME"),
+    ] = None
+    strict_model: Annotated[
+        bool | None,
+        flag(
+            "--strict-model",
+            "Refuse requests for other model names. Without it a server on loopback takes any name for its model.",
+            _WHERE,
+        ),
+    ] = None
+    ctx_size: Annotated[
+        int | None,
+        flag(
+            "--ctx-size", "Most tokens of prompt and answer together. Default: the model's limit.", _LIMITS, "N", whole
+        ),
+    ] = None
+    rows: Annotated[
+        int | None, flag("--rows", "Answers that run side by side, 1 to 256. Default: 16.", _LIMITS, "N", whole)
+    ] = None
+    queue: Annotated[
+        int | None,
+        flag("--queue", "Answers that wait for a place; beyond, 429. Default: 64.", _LIMITS, "N", whole),
+    ] = None
+    memory_limit: Annotated[
+        int | None,
+        flag(
+            "--memory-limit",
+            "MiB for answers, beside the weights. Default: 90% of what is free.",
+            _LIMITS,
+            "MIB",
+            whole,
+        ),
+    ] = None
+    max_body: Annotated[
+        int | None, flag("--max-body", "Most MiB of a request. Default: 32.", _LIMITS, "MIB", whole)
+    ] = None
+    keepalive: Annotated[
+        float | None,
+        flag(
+            "--keepalive",
+            "Seconds of silence before a comment is sent on a stream. Default: 3.",
+            _LIMITS,
+            "SECONDS",
+            number,
+        ),
+    ] = None
+    drain: Annotated[
+        float | None,
+        flag(
+            "--drain", "Seconds that running answers may take after SIGTERM. Default: 30.", _LIMITS, "SECONDS", number
+        ),
+    ] = None
+
+    def settings(self) -> ServerSettings:
+        """Settings from these flags, over the environment.
+
+        Raises:
+            typer.BadParameter: a value that is not allowed, under the flag's name.
+            InvalidRequest: an environment variable with such a value.
+        """
+        from ..server.config import load_server_settings
+
+        given = {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, [])}
+        try:
+            settings = load_server_settings(**given)
+            settings.access()
+        except InvalidRequest as error:
+            if (error.param or "") not in given:
+                raise
+            raise refusal(error) from error
+        return settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    """What is logged, and where to."""
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        flag("--log-level", "debug, info, warning or error. Default: info.", "Log", "LEVEL"),
+    ] = "info"
+    log_file: Annotated[
+        Path | None, flag("--log-file", "File to append the log to. Default: standard error.", "Log", "FILE")
+    ] = None
+
+    def apply(self) -> None:
+        """Send the log where it should go.
+
+        Raises:
+            typer.BadParameter: the file cannot be written.
+        """
+        try:
+            handler = logging.FileHandler(self.log_file) if self.log_file else logging.StreamHandler(sys.stderr)
+        except OSError as error:
+            raise typer.BadParameter(str(error), param_hint="'--log-file'") from error
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root = logging.getLogger()
+        root.handlers[:] = [handler]
+        root.setLevel(self.log_level.upper())
+        logging.getLogger("httpx").setLevel("WARNING")
+
+
+@command
+def serve(*, server: ServeFlags, log: LogFlags, engine: EngineFlags) -> None:
+    """Serve a model over HTTP.
+
+    OpenAI's and Anthropic's APIs, a chat page at /, their description
+    at /docs. Ctrl-C or SIGTERM lets running answers finish; a second
+    one stops at once.
+    """
+    from ..device import choose_blas
+
+    settings = server.settings()
+    choose_blas(engine.settings().blas)  # before MLX comes in
+    log.apply()
+    from ..server.instance import noted
+    from ..server.run import Server, bind
+
+    listener = bind(settings.host, settings.port)
+    host, port = listener.getsockname()[:2]
+    shown = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    def load() -> LLM:
+        llm = open_model(engine, TraceFlags())
+        if settings.ctx_size is not None:
+            llm.limit_context(settings.ctx_size)
+        return llm
+
+    def started() -> None:
+        dim(f"listening on {shown} (chat page at /, API at /v1, description at /docs); loading {engine.model} ...")
+
+    with noted(settings.host, port, engine.model):
+        Server(settings, engine.model, load, listener, started).run()

@@ -1,0 +1,243 @@
+"""The web application: paths, who answers them, what becomes of errors. Knows HTTP; decides nothing about decoding."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .. import __version__
+from ..errors import InvalidRequest, ModelNotFound, SelfdraftError
+from . import page
+from .chat import Chats
+from .completions import Completions
+from .config import ServerSettings
+from .dialects import anthropic_messages, openai_chat, openai_responses
+from .dialects.failures import headers
+from .dialects.wire import WireModel, read
+from .endpoints import ChatEndpoint, CompletionEndpoint, Endpoint
+from .errors import HttpError
+from .jobs import ChatJob
+from .metrics import Metrics
+from .registry import Registry
+from .security import Gate
+from .service import EngineService
+from .streaming import ClientGone
+
+__all__ = ["create_app"]
+
+
+class TokenizeRequest(WireModel):
+    """The body of POST /tokenize: a text, or messages rendered by the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(WireModel):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def create_app(service: EngineService, registry: Registry, settings: ServerSettings) -> FastAPI:
+    """The application around a service.
+
+    Args:
+        service: started already, or about to be.
+        registry: the names the model answers to.
+    """
+    access = settings.access()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.stop(drain=0)
+
+    app = FastAPI(
+        title="Selfdraft",
+        version=__version__,
+        summary="Exact speculative decoding with a model's own MTP head",
+        lifespan=lifespan,
+        redoc_url=None,
+        middleware=[Middleware(Measure, metrics=service.metrics), Middleware(Gate, access=access, refuse=_error)],
+    )
+    chats, completions = Chats(service), Completions(service)
+    _add_errors(app)
+    _add_status(app, service)
+    _add_models(app, service, registry)
+    _add_tokens(app, service, registry, chats)
+    for endpoint in _endpoints(chats, completions):
+        endpoint.mount(app, registry, settings.keepalive)
+    app.include_router(page.router())
+    return app
+
+
+def _endpoints(chats: Chats, completions: Completions) -> list[Endpoint]:
+    return [
+        ChatEndpoint(
+            "/v1/chat/completions",
+            openai_chat,
+            openai_chat.ChatRequest,
+            lambda asked, envelope, _: openai_chat.ChatStream(asked, envelope),
+            chats,
+        ),
+        ChatEndpoint(
+            "/v1/responses",
+            openai_responses,
+            openai_responses.ResponsesRequest,
+            lambda asked, envelope, _: openai_responses.ResponseStream(asked, envelope),
+            chats,
+        ),
+        ChatEndpoint(
+            "/v1/messages",
+            anthropic_messages,
+            anthropic_messages.MessagesRequest,
+            lambda asked, envelope, tokens: anthropic_messages.MessageStream(asked, envelope, prompt_tokens=tokens),
+            chats,
+        ),
+        CompletionEndpoint("/v1/completions", completions),
+    ]
+
+
+def _error(path: str, error: BaseException) -> Response:
+    """An error in the form that the clients of a path read."""
+    dialect = anthropic_messages if path.startswith("/v1/messages") else openai_chat
+    status, body = dialect.error_body(error)
+    return JSONResponse(body, status, headers(error))
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(SelfdraftError)
+    async def known(request: Request, error: SelfdraftError) -> Response:
+        return _error(request.url.path, error)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "another method")
+            return _error(path, HttpError(f"{path} takes {allowed}", status=405, code="method_not_allowed"))
+        return _error(path, HttpError(f"there is nothing at {path[:200]}", status=error.status_code, code="not_found"))
+
+    @app.exception_handler(ClientGone)
+    async def gone(request: Request, error: ClientGone) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    @app.exception_handler(Exception)
+    async def unknown(request: Request, error: Exception) -> Response:
+        return _error(request.url.path, error)
+
+
+def _add_status(app: FastAPI, service: EngineService) -> None:
+    @app.get("/health", summary="Whether the model is there; never waits for it")
+    async def health() -> Response:
+        figures = {"version": __version__, **service.figures}
+        if service.failure is not None:
+            return JSONResponse({"status": "failed", "error": str(service.failure), **figures}, 503)
+        if not service.ready:
+            return JSONResponse({"status": "loading", **figures}, 503, {"Retry-After": "2"})
+        return JSONResponse({"status": "ok", **figures})
+
+    @app.get("/metrics", summary="Counters for Prometheus")
+    async def metrics() -> Response:
+        figures, counts = service.figures, service.metrics
+        counts.running.set(figures["running"])
+        counts.waiting.set(figures["waiting"])
+        counts.memory.labels("resident").set(psutil.Process().memory_info().rss)
+        counts.memory.labels("promised_to_rows").set(service.promised_memory)
+        return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
+
+
+def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> None:
+    def described(name: str) -> dict[str, object]:
+        llm = service.llm
+        return {
+            "id": name,
+            "object": "model",
+            "type": "model",
+            "created": registry.created,
+            "owned_by": "selfdraft",
+            "display_name": name,
+            "max_model_len": llm.context_length,
+            "max_depth": llm.max_depth,
+        }
+
+    @app.get("/v1/models", summary="The model, under each of its names")
+    async def models() -> dict[str, object]:
+        names = registry.names
+        listed = [described(name) for name in names]
+        return {"object": "list", "data": listed, "first_id": names[0], "last_id": names[-1], "has_more": False}
+
+    @app.get("/v1/models/{name:path}", summary="One of them")
+    async def model(name: str) -> dict[str, object]:
+        if name not in registry.names:
+            raise ModelNotFound(f"no model {name[:200]!r} here; there is {', '.join(registry.names)}")
+        return described(name)
+
+
+def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats: Chats) -> None:
+    @app.post("/v1/messages/count_tokens", summary="How many tokens a message request sends to the model")
+    async def count(request: Request) -> dict[str, object]:
+        asked = read(anthropic_messages.CountRequest, await request.body())
+        registry.resolve(asked.model)
+        return anthropic_messages.count_body(await chats.count(anthropic_messages.to_job(asked)))
+
+    @app.post("/tokenize", summary="The tokens of a text, or of messages as the model reads them")
+    async def tokenize(request: Request) -> dict[str, object]:
+        asked = read(TokenizeRequest, await request.body())
+        registry.resolve(asked.model)
+        if (asked.prompt is None) == (asked.messages is None):
+            raise InvalidRequest("give either prompt or messages", param="prompt")
+        llm = service.llm
+        if asked.messages is not None:
+            tokens = (await asyncio.to_thread(chats.prompt, ChatJob(messages=asked.messages))).tokens
+        else:
+            tokens = await asyncio.to_thread(llm.tokenizer.encode, asked.prompt or "", special=asked.add_special_tokens)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": llm.context_length}
+
+    @app.post("/detokenize", summary="The text of tokens")
+    async def detokenize(request: Request) -> dict[str, object]:
+        asked = read(DetokenizeRequest, await request.body())
+        registry.resolve(asked.model)
+        llm = service.llm
+        if outside := [token for token in asked.tokens if not 0 <= token < llm.loaded.model.vocab_size]:
+            raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary", param="tokens")
+        return {"prompt": await asyncio.to_thread(llm.tokenizer.decode, asked.tokens, skip_special=False)}
+
+
+class Measure:
+    """ASGI middleware that counts requests by path and status. Paths nobody serves go under one name."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 499
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        finally:
+            route = scope.get("route")
+            self._metrics.requests.labels(getattr(route, "path", "other"), str(status)).inc()

@@ -1,0 +1,123 @@
+"""How the server runs: settings beside the engine's. Knows names and ranges; opens nothing."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from ..errors import InvalidRequest
+from .security import Access, allowed_hosts, is_loopback
+
+__all__ = ["ServerSettings", "load_server_settings"]
+
+_MIB = 2**20
+
+
+class ServerSettings(BaseSettings):
+    """Settings of `selfdraft serve`; environment variables start with SELFDRAFT_, arguments win over them.
+
+    Attributes:
+        host, port: where it listens.
+        api_key: what callers must present; from the environment or a file, never from the command line.
+        api_key_file: a file that holds the key, readable by its owner alone.
+        allowed_host: further names under which it may be called.
+        cors_origin: origins whose web pages may call it.
+        alias: other names of the model, NAME or NAME=MODEL.
+        strict_model: refuse names that are neither the model's nor an alias.
+        ctx_size: most tokens of prompt and answer together; None is the model's own limit.
+        rows: answers that run side by side.
+        queue: answers that wait for a place.
+        memory_limit: MiB that rows may use beside the weights; None takes what is free.
+        max_body: most MiB of a request.
+        keepalive: seconds of silence before a comment is sent on a stream.
+        drain: seconds that running answers may take after SIGTERM.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SELFDRAFT_", env_ignore_empty=True, extra="ignore", frozen=True)
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    api_key: str | None = None
+    api_key_file: Path | None = None
+    allowed_host: tuple[str, ...] = ()
+    cors_origin: tuple[str, ...] = ()
+    alias: tuple[str, ...] = ()
+    strict_model: bool = False
+    ctx_size: int | None = Field(default=None, ge=16)
+    rows: int = Field(default=16, ge=1, le=256)
+    queue: int = Field(default=64, ge=0, le=4096)
+    memory_limit: int | None = Field(default=None, ge=1)
+    max_body: int = Field(default=32, ge=1, le=1024)
+    keepalive: float = Field(default=3.0, gt=0, le=60)
+    drain: float = Field(default=30.0, ge=0, le=3600)
+
+    @field_validator("cors_origin")
+    @classmethod
+    def _origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if not origin.startswith(("http://", "https://")) or origin.count("/") != 2 or "*" in origin:
+                raise ValueError(f"{origin!r} is no origin: give scheme, host and port, as in http://localhost:3000")
+        return origins
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return is_loopback(self.host)
+
+    def access(self) -> Access:
+        """The rules of the gate.
+
+        Raises:
+            InvalidRequest: reachable from elsewhere and without a key; a key file that others can read.
+        """
+        key = self.key()
+        if not self.loopback and key is None:
+            raise InvalidRequest(
+                f"--host {self.host} can be reached from other machines, so it needs an API key: set SELFDRAFT_API_KEY "
+                "or give --api-key-file FILE (made with a new key if it does not exist)",
+                param="host",
+            )
+        anywhere = self.host in ("0.0.0.0", "::", "")
+        hosts = allowed_hosts((*self.allowed_host, *(() if anywhere else (self.host,))))
+        return Access(hosts, anywhere, frozenset(self.cors_origin), key, self.max_body * _MIB)
+
+    def key(self) -> str | None:
+        """The API key; a key file that does not exist is made, with a new key, for its owner alone."""
+        if self.api_key_file is None:
+            return self.api_key
+        path = self.api_key_file.expanduser()
+        try:
+            if not path.exists():
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(f"sd-{secrets.token_urlsafe(32)}\n")
+            if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+                raise InvalidRequest(f"{path} can be read by others: chmod 600 {path}", param="api_key_file")
+            key = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"the key file {path} cannot be used: {error}", param="api_key_file") from error
+        if len(key) < 16 or not key.isascii() or not key.isprintable():
+            raise InvalidRequest(
+                f"the key in {path} must be at least 16 printable ASCII characters", param="api_key_file"
+            )
+        return key
+
+
+def load_server_settings(**given: object) -> ServerSettings:
+    """Settings from arguments and the environment.
+
+    Raises:
+        InvalidRequest: a value that is not allowed, with its name, the value and what is.
+    """
+    try:
+        return ServerSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        shown = "" if name == "api_key" else f"; got {first['input']!r}"
+        raise InvalidRequest(f"setting {name} (SELFDRAFT_{name.upper()}): {first['msg']}{shown}", param=name) from error

@@ -1,0 +1,170 @@
+"""The events of an answer as its parts: reasoning, text and calls, one after the other. Knows no wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic_core import from_json
+
+from ...results import TokenLogprob
+from ...text.reply.events import Content, Reasoning, ReplyEvent, ToolArguments, ToolEnd, ToolStart
+from ..jobs import Choice, Finished, JobEvent
+
+__all__ = ["Answer", "Close", "More", "Open", "Part", "PartCutter", "Step", "gather", "wanted"]
+
+
+@dataclass(eq=False)
+class Part:
+    """A stretch of an answer that is of one kind.
+
+    Attributes:
+        number: its place among the parts.
+        name, call: of a call, the tool's name and its place among the calls.
+        pieces: the text, or a call's arguments, as they came.
+    """
+
+    kind: Literal["reasoning", "text", "call"]
+    number: int
+    name: str = ""
+    call: int = 0
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """All that came."""
+        return "".join(self.pieces)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """A call's arguments as an object: of a call that was cut off, what can be read."""
+        try:
+            value = from_json(self.text or "{}", allow_partial=True)
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True)
+class Open:
+    """A part begins."""
+
+    part: Part
+
+
+@dataclass(frozen=True)
+class More:
+    """A part goes on."""
+
+    part: Part
+    text: str
+
+
+@dataclass(frozen=True)
+class Close:
+    """A part is complete."""
+
+    part: Part
+
+
+Step = Open | More | Close
+
+
+class PartCutter:
+    """Cuts the events of one answer into parts, none of them inside another.
+
+    Attributes:
+        parts: those that have begun.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._open: Part | None = None
+
+    @property
+    def calls(self) -> int:
+        """Calls that have begun."""
+        return sum(part.kind == "call" for part in self.parts)
+
+    def push(self, event: ReplyEvent) -> list[Step]:
+        """What an event means for the parts."""
+        match event:
+            case Reasoning(text):
+                return self._more("reasoning", text)
+            case Content(text):
+                return self._more("text", text)
+            case ToolStart(index, name):
+                return [*self.finish(), self._begin(Part("call", len(self.parts), name, index))]
+            case ToolArguments(_, piece):
+                return self._more("call", piece)
+            case ToolEnd():
+                return self.finish()
+
+    def finish(self) -> list[Step]:
+        """Close the part that is open, if one is."""
+        if self._open is None:
+            return []
+        part, self._open = self._open, None
+        return [Close(part)]
+
+    def _more(self, kind: Literal["reasoning", "text", "call"], text: str) -> list[Step]:
+        if not text:
+            return []
+        steps: list[Step] = []
+        if self._open is None or self._open.kind != kind:
+            assert kind != "call", "a call's arguments come after its start"
+            steps = [*self.finish(), self._begin(Part(kind, len(self.parts)))]
+        assert self._open is not None
+        self._open.pieces.append(text)
+        return [*steps, More(self._open, text)]
+
+    def _begin(self, part: Part) -> Open:
+        self.parts.append(part)
+        self._open = part
+        return Open(part)
+
+
+@dataclass
+class Answer:
+    """One answer, whole."""
+
+    parts: list[Part]
+    logprobs: list[TokenLogprob]
+    finished: Finished
+
+    def text(self, kind: Literal["reasoning", "text"]) -> str:
+        """The text of all parts of a kind."""
+        return "".join(part.text for part in self.parts if part.kind == kind)
+
+    @property
+    def calls(self) -> list[Part]:
+        """The calls it makes."""
+        return [part for part in self.parts if part.kind == "call"]
+
+
+def wanted(events: Sequence[ReplyEvent], parallel: bool) -> list[ReplyEvent]:
+    """The events without those of further calls, where a client takes one call at a time."""
+    tool = (ToolStart, ToolArguments, ToolEnd)
+    return [event for event in events if parallel or not isinstance(event, tool) or event.index == 0]
+
+
+def gather(events: Iterable[JobEvent], *, parallel: bool = True) -> list[Answer]:
+    """The answers of a job, by index.
+
+    Args:
+        events: all of them; every answer has its Finished among them.
+        parallel: whether an answer may hold several calls.
+    """
+    cutters: dict[int, PartCutter] = {}
+    logprobs: dict[int, list[TokenLogprob]] = {}
+    finished: dict[int, Finished] = {}
+    for event in events:
+        cutter = cutters.setdefault(event.index, PartCutter())
+        if isinstance(event, Choice):
+            logprobs.setdefault(event.index, []).extend(event.logprobs or ())
+            for reply in wanted(event.events, parallel):
+                cutter.push(reply)
+        else:
+            finished[event.index] = event
+    return [Answer(cutters[index].parts, logprobs.get(index, []), finished[index]) for index in sorted(finished)]

@@ -1,0 +1,104 @@
+"""Messages in the form that jobs hold them, put together from what dialects send. Knows no dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import InvalidRequest
+from . import limits
+from .limits import at_most
+
+__all__ = ["Conversation", "is_open", "part_text", "text_of"]
+
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})
+
+
+class Conversation:
+    """Messages in the making: what belongs to one turn of the assistant comes together in one message."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._instructions: list[str] = []
+
+    def system(self, text: str) -> None:
+        """Instructions. All of them go into one message at the start: templates refuse them anywhere else."""
+        if text.strip():
+            self._instructions.append(text)
+
+    def user(self, text: str) -> None:
+        """A message of the user."""
+        self.messages.append({"role": "user", "content": text})
+
+    def tool(self, call_id: str, text: str) -> None:
+        """The result of a call."""
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def assistant(self, *, text: str = "", reasoning: str = "", call: Mapping[str, Any] | None = None) -> None:
+        """Some of an assistant's turn; text and reasoning that come in pieces are joined as they are."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        turn = self.messages[-1]
+        turn["content"] += text
+        if reasoning:
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + reasoning
+        if call is not None:
+            turn.setdefault("tool_calls", []).append(call)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """All messages.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        instructions = "\n\n".join(self._instructions)
+        system = [{"role": "system", "content": instructions}] if instructions else []
+        if not system and not self.messages:
+            raise InvalidRequest("there is no message; send at least one", param="messages")
+        return system + self.messages
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether it ends with text of the assistant, for the answer to go on."""
+        return bool(self.messages) and is_open(self.messages[-1])
+
+
+def is_open(message: Mapping[str, Any]) -> bool:
+    """Whether an answer can go on where this message ends."""
+    return message["role"] == "assistant" and not message.get("tool_calls")
+
+
+def text_of(content: str | Sequence[Any] | None, where: str, *, separator: str = "") -> str:
+    """The text of a content that is a string or a list of parts.
+
+    Args:
+        content: what came.
+        where: the field's path, for messages.
+        separator: what stands between two parts.
+
+    Raises:
+        InvalidRequest: a part that is no text. RequestTooLarge: too many parts.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    at_most(content, limits.MAX_PARTS, where, "parts")
+    return separator.join(part_text(part, f"{where}[{n}]") for n, part in enumerate(content))
+
+
+def part_text(part: object, where: str) -> str:
+    """The text of one part of a content.
+
+    Raises:
+        InvalidRequest: it is no text.
+    """
+    param = where.split("[")[0]
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str):
+        raise InvalidRequest(f"{where} must be an object with a type, not {str(part)[:120]!r}", param=param)
+    if kind not in _TEXT_TYPES:
+        raise InvalidRequest(f"{where} is of type {kind!r}, and this model reads text only: leave it out", param=param)
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}.text must be a string, not {str(text)[:120]!r}", param=param)
+    return text

@@ -1,0 +1,69 @@
+"""Which HTTP status an exception is, and what may be said about it. Knows no dialect."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...errors import CheckpointError, ContextOverflow, InvalidRequest, ModelNotFound, SelfdraftError
+from ..errors import HttpError, Loading, OutOfMemoryBudget, QueueFull, Unauthorized
+from .limits import RequestTooLarge
+
+__all__ = ["Failure", "describe", "headers"]
+
+_LOADING_RETRY = 2  # seconds
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception as a client may see it.
+
+    Attributes:
+        status: HTTP status.
+        code: a short name of the kind.
+        param: the field at fault, where there is one.
+    """
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+
+
+# Subclasses stand before what they derive from.
+_KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
+    (ContextOverflow, 400, "context_length_exceeded"),
+    (RequestTooLarge, 413, "request_too_large"),
+    (InvalidRequest, 400, "invalid_request"),
+    (ModelNotFound, 404, "model_not_found"),
+    (Unauthorized, 401, "invalid_api_key"),
+    (QueueFull, 429, "rate_limit_exceeded"),
+    (Loading, 503, "model_loading"),
+)
+
+
+def describe(exception: BaseException) -> Failure:
+    """Status, code and message. What a client cannot help stays in the log: its text may name paths or internals."""
+    if isinstance(exception, OutOfMemoryBudget):
+        return Failure(exception.status, "insufficient_memory", str(exception))
+    if isinstance(exception, HttpError):
+        return Failure(exception.status, exception.code, str(exception))
+    for kind, status, code in _KINDS:
+        if isinstance(exception, kind):
+            return Failure(status, code, str(exception), getattr(exception, "param", None))
+    if isinstance(exception, SelfdraftError) and not isinstance(exception, CheckpointError):
+        return Failure(500, "server_error", str(exception))
+    return Failure(500, "server_error", "the server failed on this request; its log says why")
+
+
+def headers(exception: BaseException) -> dict[str, str]:
+    """HTTP headers that go with the error: Retry-After, where another try makes sense."""
+    match exception:
+        case QueueFull():
+            return {"Retry-After": str(max(1, math.ceil(exception.retry_after)))}
+        case Loading():
+            return {"Retry-After": str(_LOADING_RETRY)}
+        case Unauthorized():
+            return {"WWW-Authenticate": "Bearer"}
+        case _:
+            return {}

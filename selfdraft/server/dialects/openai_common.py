@@ -1,0 +1,102 @@
+"""What OpenAI's three dialects share: error bodies, usage, scores of tokens. Knows none of their messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...errors import InvalidRequest
+from ...results import TokenLogprob
+from ..jobs import Finished, ToolChoice
+from .failures import Failure, describe
+from .wire import WireModel
+
+__all__ = ["StreamOptions", "error_body", "error_object", "finite", "token_scores", "tool_choice", "usage"]
+
+_LEAST_LOGPROB = -9999.0  # JSON has no infinity
+
+
+class StreamOptions(WireModel):
+    """`stream_options` of a request."""
+
+    include_usage: bool | None = None
+
+
+def error_body(exception: BaseException) -> tuple[int, dict[str, Any]]:
+    """Status and body for an exception."""
+    failure = describe(exception)
+    return failure.status, {"error": error_object(failure)}
+
+
+def error_object(failure: Failure) -> dict[str, Any]:
+    """The `error` of a body or of a streamed event."""
+    if failure.status == 401:
+        kind = "authentication_error"
+    elif failure.status == 429:
+        kind = "rate_limit_error"
+    else:
+        kind = "invalid_request_error" if failure.status < 500 else "server_error"
+    return {"message": failure.message, "type": kind, "param": failure.param, "code": failure.code}
+
+
+def tool_choice(value: str | dict[str, Any] | None) -> ToolChoice:
+    """none, auto, required, a named function, or a list of allowed ones, of which only the mode is obeyed.
+
+    Raises:
+        InvalidRequest: anything else.
+    """
+    match value:
+        case None:
+            return ToolChoice()
+        case "none" | "auto" | "required" as mode:
+            return ToolChoice(mode)
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return ToolChoice("required", name)
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode}:
+            return ToolChoice(mode)
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode}}:
+            return ToolChoice(mode)
+        case _:
+            raise InvalidRequest(
+                f"tool_choice must be none, auto, required or a named function, not {str(value)[:120]!r}",
+                param="tool_choice",
+            )
+
+
+def usage(finished: Iterable[Finished], prompts: Iterable[int]) -> dict[str, Any]:
+    """The `usage` of a chat or a completion.
+
+    Args:
+        finished: the ends of all answers.
+        prompts: the length of every prompt, whatever the number of its answers.
+    """
+    ends = list(finished)
+    prompt_tokens = sum(prompts)
+    completion_tokens = sum(end.usage.completion_tokens for end in ends)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": sum(end.reasoning_tokens for end in ends)},
+    }
+
+
+def finite(logprob: float) -> float:
+    """A log-probability that JSON can hold."""
+    return max(logprob, _LEAST_LOGPROB)
+
+
+def token_scores(scores: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """Entries of `logprobs.content`."""
+    return [
+        {
+            **_token(score.token, score.logprob),
+            "top_logprobs": [_token(text, logprob) for _, text, logprob in score.top],
+        }
+        for score in scores
+    ]
+
+
+def _token(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}

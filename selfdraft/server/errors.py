@@ -1,0 +1,49 @@
+"""What a server refuses for reasons of its own: places, memory, time. Knows no wire format.
+
+SelfdraftError
+├── QueueFull          too many answers wait already
+├── OutOfMemoryBudget  the memory an answer needs is not there
+├── Loading            there is no model yet, or none any more
+└── HttpError          turned away before any dialect saw it: host, origin, key, method, path
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..errors import SelfdraftError
+
+__all__ = ["HttpError", "Loading", "OutOfMemoryBudget", "QueueFull", "Unauthorized"]
+
+
+class QueueFull(SelfdraftError):
+    """Too many answers wait. `retry_after` is the seconds until it is worth another try."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class OutOfMemoryBudget(SelfdraftError):
+    """Not enough memory. `status` is 413 when the request can never fit, 507 when it does not fit now."""
+
+    def __init__(self, message: str, *, status: Literal[413, 507]) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Loading(SelfdraftError):
+    """No model is ready to answer."""
+
+
+class Unauthorized(SelfdraftError):
+    """The request carries no valid key."""
+
+
+class HttpError(SelfdraftError):
+    """Turned away for what the HTTP request is. `status` is the HTTP status, `code` a short name."""
+
+    def __init__(self, message: str, *, status: int, code: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code

@@ -1,0 +1,124 @@
+"""Serving: the socket, the web application and the engine's thread, from start to end. Knows signals and ports."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable
+
+import uvicorn
+
+from ..errors import SelfdraftError
+from ..llm import LLM
+from .app import create_app
+from .config import ServerSettings
+from .metrics import Metrics
+from .registry import Registry
+from .service import EngineService
+
+__all__ = ["Server", "bind"]
+
+_MIB = 2**20
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening address, taken before a model is loaded for nothing.
+
+    Raises:
+        SelfdraftError: the port is taken, or the address is not this machine's, with the remedy.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise SelfdraftError(
+                f"port {port} on {host} is in use: stop what runs there (`selfdraft status` shows a server of ours), "
+                "or choose another with --port"
+            ) from error
+        if error.errno == errno.EACCES:
+            raise SelfdraftError(
+                f"port {port} needs more rights than you have: choose one above 1023 with --port"
+            ) from error
+        raise SelfdraftError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+class Server:
+    """A server from its socket to its model.
+
+    Args:
+        settings: how it runs.
+        name: what the model is loaded as.
+        load: makes the model, on the engine's thread.
+        listener: see `bind`.
+        started: called once the address answers; the model may still be loading.
+
+    Attributes:
+        service: the engine's side.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        name: str,
+        load: Callable[[], LLM],
+        listener: socket.socket,
+        started: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.service = EngineService(
+            load,
+            rows=settings.rows,
+            waiting=settings.queue,
+            metrics=Metrics(),
+            memory=settings.memory_limit * _MIB if settings.memory_limit else None,
+        )
+        registry = Registry(name, settings.alias, lenient=settings.loopback and not settings.strict_model)
+        config = uvicorn.Config(
+            create_app(self.service, registry, settings),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(settings.drain),
+            timeout_keep_alive=30,
+            h11_max_incomplete_event_size=64 * 1024,
+        )
+        self._web = _Web(config, started)
+        self._listener = listener
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, or `stop`: what runs may finish, a second signal ends at once.
+
+        Raises:
+            SelfdraftError: the model could not be loaded.
+        """
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises it again when all is done
+        self.service.start()
+        try:
+            self._web.run([self._listener])
+        finally:
+            self.service.stop(drain=0)
+            self._listener.close()
+
+    def stop(self) -> None:
+        """Ask for the end, from any thread."""
+        self._web.should_exit = True
+
+
+class _Web(uvicorn.Server):
+    """Says when it has started."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()

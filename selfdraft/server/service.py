@@ -1,0 +1,274 @@
+"""The engine on a thread of its own: answers go in, pieces come out. Knows nothing of HTTP or of chats.
+
+Everything that touches the model happens on that thread; the rest of the server talks to it through a mailbox. Rows run
+side by side up to a limit, further answers wait in a bounded queue, and none is admitted whose memory is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import SelfdraftError
+from ..llm import LLM
+from ..results import Piece
+from ..stream import Answer
+from .errors import Loading, QueueFull
+from .memory import MemoryBudget
+from .metrics import Metrics
+
+__all__ = ["EngineService", "Ticket"]
+
+log = logging.getLogger(__name__)
+
+Received = Piece | Exception
+
+
+@dataclass(eq=False)
+class Ticket:
+    """One answer on its way through the service.
+
+    Attributes:
+        answer: the row and its text; touched by the engine's thread only.
+        memory: bytes it is expected to need.
+        submitted, first_piece, last_piece: clock times.
+    """
+
+    answer: Answer
+    memory: int
+    loop: asyncio.AbstractEventLoop
+    received: asyncio.Queue[Received] = field(default_factory=asyncio.Queue)
+    submitted: float = field(default_factory=time.perf_counter)
+    first_piece: float | None = None
+    last_piece: float | None = None
+
+    async def next_piece(self) -> Piece:
+        """The next piece; the one with a result is the last.
+
+        Raises:
+            SelfdraftError: the row broke down.
+        """
+        got = await self.received.get()
+        if isinstance(got, Exception):
+            raise got
+        return got
+
+
+class EngineService:
+    """Owns a model and the thread that runs it.
+
+    Args:
+        load: makes the model; called on the engine's thread.
+        rows: most answers that run side by side.
+        waiting: most answers that wait for a place.
+        metrics: where counts go.
+    """
+
+    def __init__(
+        self, load: Callable[[], LLM], *, rows: int, waiting: int, metrics: Metrics, memory: int | None = None
+    ) -> None:
+        self._load = load
+        self._most_rows = rows
+        self._most_waiting = waiting
+        self._memory_limit = memory
+        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[Ticket] = deque()
+        self._running: list[Ticket] = []
+        self._admitted = 0  # waiting and running, counted where answers are submitted
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._llm: LLM | None = None
+        self._budget: MemoryBudget | None = None
+        self.metrics = metrics
+        self.loaded = threading.Event()
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin to load the model; `loaded` is set when it is there, or `failure` says why not."""
+        self._thread.start()
+
+    @property
+    def llm(self) -> LLM:
+        """The model.
+
+        Raises:
+            Loading: it is not there yet, or could not be loaded.
+        """
+        if self._llm is None:
+            if self.failure is not None:
+                raise Loading(f"the model could not be loaded: {self.failure}")
+            raise Loading("the model is still being loaded; try again in a moment")
+        return self._llm
+
+    def submit(self, answers: Sequence[Answer]) -> list[Ticket]:
+        """Queue answers, all or none. Call on the event loop.
+
+        Raises:
+            QueueFull: too many answers wait already.
+            OutOfMemoryBudget: they would need more memory than there is.
+            Loading: there is no model yet.
+        """
+        assert self._budget is not None, "answers are made from a loaded model"
+        needs = [self._budget.check(answer.request) for answer in answers]
+        with self._lock:
+            if self._stopping:
+                raise Loading("the server is shutting down")
+            if self._admitted + len(answers) > self._most_rows + self._most_waiting:
+                self.metrics.refused.inc(len(answers))
+                raise QueueFull(
+                    f"{self._admitted} answers run or wait, and {self._most_rows + self._most_waiting} are the most; "
+                    "try again later",
+                    retry_after=self._retry_after(),
+                )
+            self._admitted += len(answers)
+        loop = asyncio.get_running_loop()
+        tickets = [Ticket(answer, need, loop) for answer, need in zip(answers, needs, strict=True)]
+        self._mailbox.put(lambda: self._waiting.extend(tickets))
+        return tickets
+
+    def cancel(self, tickets: Sequence[Ticket]) -> None:
+        """Give answers up: their rows are free at the next cycle, or between two layers of a prefill."""
+        for ticket in tickets:
+            ticket.answer.give_up()
+        self._mailbox.put(lambda: [self._drop(ticket) for ticket in tickets])  # type: ignore[func-returns-value,arg-type]
+
+    def stop(self, *, drain: float) -> None:
+        """End: what runs may finish for `drain` seconds, then it is cancelled. Waits for the thread."""
+        with self._lock:
+            self._stopping = True
+        self._mailbox.put(lambda: None)
+        self._thread.join(drain)
+        if self._thread.is_alive():
+            self.cancel([*self._running, *self._waiting])
+            self._thread.join(10)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the model is there."""
+        return self._llm is not None and self.failure is None
+
+    @property
+    def promised_memory(self) -> int:
+        """Bytes that the answers which run may come to hold."""
+        return sum(ticket.memory for ticket in list(self._running))
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """How many answers run and wait; read without waiting for the engine."""
+        return {"running": len(self._running), "waiting": max(self._admitted - len(self._running), 0)}
+
+    def _retry_after(self) -> int:
+        """Seconds until a place may be free: a guess from the mean time of an answer."""
+        return max(1, min(60, round(self.metrics.mean_seconds() * self._most_waiting / max(self._most_rows, 1))))
+
+    # What follows runs on the engine's thread.
+
+    def _main(self) -> None:
+        import mlx.core as mx
+
+        try:
+            self._llm = self._load()
+            self._budget = MemoryBudget(self._llm.loaded, self._memory_limit)
+            self.loaded.set()
+            while self._turn(self._llm):
+                pass
+        except BaseException as error:
+            self.failure = error
+            log.exception("the engine's thread ended")
+            self._fail_all(error)
+        finally:
+            self.loaded.set()
+            # MLX keeps its streams per thread and takes them down at the thread's end, when Python may be gone already.
+            mx.clear_streams()
+
+    def _turn(self, llm: LLM) -> bool:
+        """Obey the mailbox, admit, step, hand out. False when there is nothing more to do."""
+        self._obey(wait=not llm.engine.rows and not self._waiting)
+        self._admit()
+        if llm.engine.rows:
+            try:
+                llm.engine.step()
+            except Exception:  # its rows carry the error to their readers
+                log.exception("a step of the engine was broken off")
+        self._hand_out()
+        return not (self._stopping and not self._running and not self._waiting)
+
+    def _obey(self, *, wait: bool) -> None:
+        if wait and not self._stopping:
+            self._mailbox.get()()
+        while True:
+            try:
+                command = self._mailbox.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def _admit(self) -> None:
+        assert self._budget is not None
+        while self._waiting and len(self._running) < self._most_rows:
+            used = sum(ticket.memory for ticket in self._running)
+            if self._running and not self._budget.fits(used + self._waiting[0].memory):
+                return  # it fits alone, as `submit` checked; wait for others to end
+            ticket = self._waiting.popleft()
+            self.metrics.queue_seconds.observe(time.perf_counter() - ticket.submitted)
+            self._running.append(ticket)
+            try:
+                ticket.answer.begin()
+            except SelfdraftError as error:
+                self._deliver([(ticket, error)])
+                self._leave(ticket)
+
+    def _hand_out(self) -> None:
+        ready: list[tuple[Ticket, Received]] = []
+        for ticket in list(self._running):
+            received: Received | None
+            try:
+                received = ticket.answer.take()
+                while received is not None:
+                    ready.append((ticket, received))
+                    self.metrics.observe_piece(ticket, received)
+                    received = ticket.answer.take()
+            except SelfdraftError as error:
+                ready.append((ticket, error))
+            if ticket.answer.over:
+                self._leave(ticket)
+        self._deliver(ready)
+
+    def _deliver(self, ready: list[tuple[Ticket, Received]]) -> None:
+        """Hand pieces to their event loops, one wake-up a loop."""
+        loops = {ticket.loop for ticket, _ in ready}
+        for loop in loops:
+            mine = [(ticket.received, received) for ticket, received in ready if ticket.loop is loop]
+            try:
+                loop.call_soon_threadsafe(lambda mine=mine: [q.put_nowait(received) for q, received in mine])  # type: ignore[misc]
+            except RuntimeError:  # the loop was closed: nobody reads any more
+                log.debug("pieces of %d answers had no reader", len(mine))
+
+    def _drop(self, ticket: Ticket) -> None:
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            self._free()
+        elif ticket in self._running:
+            ticket.answer.cancel()
+
+    def _leave(self, ticket: Ticket) -> None:
+        self._running.remove(ticket)
+        self._free()
+
+    def _free(self) -> None:
+        with self._lock:
+            self._admitted -= 1
+
+    def _fail_all(self, error: BaseException) -> None:
+        failed = SelfdraftError(f"the engine broke down ({type(error).__name__}: {error}); restart the server")
+        with self._lock:
+            self._stopping = True
+        self._deliver([(ticket, failed) for ticket in (*self._running, *self._waiting)])
+        self._running, self._waiting = [], deque()

@@ -1,0 +1,244 @@
+"""Anthropic's messages: what a request becomes, and the exact events of an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from selfdraft.errors import InvalidRequest
+from selfdraft.server.dialects.anthropic_messages import (
+    CountRequest,
+    MessagesRequest,
+    MessageStream,
+    collect,
+    count_body,
+    to_job,
+)
+from selfdraft.server.dialects.wire import read
+from selfdraft.server.jobs import ChatJob, OutputFormat, ToolChoice
+from selfdraft.text.reply.events import Content, Reasoning, ToolArguments, ToolStart
+
+from .support import ENVELOPE, answer, body, call, finished, parsed, written
+
+HI = [{"role": "user", "content": "hi"}]
+TOOL = {"name": "weather", "description": "d", "input_schema": {"type": "object", "properties": {}}}
+
+
+def request(**fields: Any) -> MessagesRequest:
+    return read(MessagesRequest, body({"model": "nano", "messages": HI, "max_tokens": 9, **fields}))
+
+
+def job(**fields: Any) -> ChatJob:
+    return to_job(request(**fields))
+
+
+def user(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(blocks)}]
+
+
+def result(content: Any = None, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "t1", **({} if content is None else {"content": content}), **fields}
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value, "cache_control": {"type": "ephemeral"}}
+
+
+def test_a_conversation() -> None:
+    made = job(
+        system=[
+            text("x-anthropic-billing-header: cc_version=1; cch=0a1b;"),
+            text("You are an agent."),
+            text("Be brief."),
+        ],
+        messages=[
+            *user(text("<reminder>"), text("weather?")),
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    text("I look."),
+                    {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Bonn"}},
+                ],
+            },
+            *user(result([text("rain"), text("wind")]), text("and now?")),
+        ],
+        tools=[TOOL, {"type": "web_search_20250305", "name": "web_search"}],
+    )
+    function = {"name": "weather", "arguments": {"city": "Bonn"}}
+    assert made.messages == [
+        {"role": "system", "content": "You are an agent.\n\nBe brief."},
+        {"role": "user", "content": "<reminder>\nweather?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "hm",
+            "tool_calls": [{"id": "t1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "rain\nwind"},
+        {"role": "user", "content": "and now?"},
+    ]
+    assert made.tools == [
+        {"type": "function", "function": {"name": "weather", "description": "d", "parameters": TOOL["input_schema"]}}
+    ]
+    assert not made.continue_final
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (result(), ""),
+        (result("rain"), "rain"),
+        (result([]), ""),
+        (result("boom", is_error=True), "Error: boom"),
+        (result([text("boom")], is_error=True), "Error: boom"),
+        (result("fine", is_error=False), "fine"),
+    ],
+)
+def test_tool_results(block: dict[str, Any], expected: str) -> None:
+    assert job(messages=user(block)).messages[0] == {"role": "tool", "tool_call_id": "t1", "content": expected}
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        ("x-anthropic-billing-header: cch=1;\nYou are", "You are"),
+        ("You are\nx-anthropic-billing-header: cch=1;", "You are\nx-anthropic-billing-header: cch=1;"),
+        ("x-anthropic-billing-header: cch=1;", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_billing_line_does_not_reach_the_prompt(system: str | None, expected: str | None) -> None:
+    first = job(system=system).messages[0]
+    assert (first["content"] if first["role"] == "system" else None) == expected
+
+
+def test_a_final_assistant_message_is_continued() -> None:
+    made = job(messages=[*HI, {"role": "assistant", "content": "Once"}])
+    assert made.continue_final
+    assert made.messages[-1] == {"role": "assistant", "content": "Once"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "enabled", "variables"),
+    [
+        ({}, False, {}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, True, {"thinking_budget": 2048}),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, True, {"reasoning_effort": "high"}),
+        ({"thinking": {"type": "disabled"}}, False, {}),
+        ({"enable_thinking": True}, True, {}),
+        ({"chat_template_kwargs": {"enable_thinking": None}}, None, {}),
+    ],
+)
+def test_thinking(fields: dict[str, Any], enabled: bool | None, variables: dict[str, Any]) -> None:
+    made = job(**fields)
+    assert (made.enable_thinking, made.template_variables) == (enabled, variables)
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, ToolChoice("auto")),
+        ({"type": "any"}, ToolChoice("required")),
+        ({"type": "none"}, ToolChoice("none")),
+        ({"type": "tool", "name": "weather"}, ToolChoice("required", "weather")),
+    ],
+)
+def test_tool_choice(choice: dict[str, Any], expected: ToolChoice) -> None:
+    made = job(tools=[TOOL], tool_choice={**choice, "disable_parallel_tool_use": True})
+    assert made.tool_choice == expected
+    assert not made.parallel_tool_calls
+
+
+def test_sampling_and_output() -> None:
+    made = job(
+        stop_sequences=["A", "B"],
+        top_k=5,
+        depth=1,
+        output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}},
+    )
+    assert (made.params.stop, made.params.top_k, made.params.depth) == (("A", "B"), 5, 1)
+    assert made.params.max_tokens == 9
+    assert made.output == OutputFormat("json_schema", schema={"type": "object"})
+
+
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"messages": []}, "messages", "empty"),
+        ({"messages": user(IMAGE)}, "messages", "'image'"),
+        ({"messages": user(result([IMAGE]))}, "messages", "messages[0].content[0].content[0] is of type 'image'"),
+        ({"messages": user(result(5))}, "messages", "content[0].content"),
+        ({"messages": user({"type": "tool_result"})}, "messages", "tool_use_id"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t"}]}]}, "messages", "name"),
+        ({"max_tokens": 0}, "max_tokens", "0"),
+        ({"max_tokens": None}, "max_tokens", "None"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking", "0"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice", "name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "none"),
+        ({"tools": [{"name": "a", "input_schema": 5}]}, "tools", "tools[0].input_schema"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences", "17"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config", "xml"),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], param: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        job(**fields)
+    assert caught.value.param == param
+    assert says in str(caught.value)
+
+
+def test_counting_needs_no_max_tokens() -> None:
+    wire = read(CountRequest, body({"model": "nano", "messages": HI, "tools": [TOOL]}))
+    assert to_job(wire).messages == job().messages
+    assert count_body(5) == {"input_tokens": 5}
+
+
+def test_the_events_of_an_answer() -> None:
+    events = answer(Reasoning("hm"), Content("So"), *call("weather", "{}"), reason="tool_calls")
+    told = parsed(written(MessageStream(request(), ENVELOPE, prompt_tokens=11), events))
+    told = [(name, data) for name, data in told if name != "ping"]
+    assert [name for name, _ in told] == [
+        "message_start",
+        *["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"],
+        *["content_block_start", "content_block_delta", "content_block_stop"],
+        *["content_block_start", "content_block_delta", "content_block_stop"],
+        "message_delta",
+        "message_stop",
+    ]
+    assert told[0][1]["message"]["usage"]["input_tokens"] == 11
+    assert [data["delta"]["type"] for name, data in told if name == "content_block_delta"] == [
+        "thinking_delta",
+        "signature_delta",
+        "text_delta",
+        "input_json_delta",
+    ]
+    assert [data["index"] for name, data in told if name == "content_block_start"] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop", "calls", "expected"),
+    [
+        ("stop", None, False, ("end_turn", None)),
+        ("stop", "END", False, ("stop_sequence", "END")),
+        ("tool_calls", None, True, ("tool_use", None)),
+        ("length", None, True, ("max_tokens", None)),
+        ("cancelled", None, False, ("max_tokens", None)),
+    ],
+)
+def test_stop_reasons(reason: str, stop: str | None, calls: bool, expected: tuple[str, str | None]) -> None:
+    events = answer(*(call("weather", "{}") if calls else []))[:-1]
+    whole = collect([*events, finished(reason=reason, stop=stop)], request(), ENVELOPE)
+    assert (whole["stop_reason"], whole["stop_sequence"]) == expected
+
+
+def test_a_call_that_is_cut_off_keeps_what_came() -> None:
+    events = answer(ToolStart(0, "weather"), ToolArguments(0, '{"a": 1, "city": "Bo'), reason="length")
+    (block,) = collect(events, request(), ENVELOPE)["content"]
+    assert block["input"] == {"a": 1}

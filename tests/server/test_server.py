@@ -1,0 +1,239 @@
+"""Guards the server over a real socket: what clients get, who is refused, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from selfdraft.errors import SelfdraftError
+from selfdraft.llm import LLM
+from selfdraft.server.run import bind
+
+from .conftest import Running, running, within
+
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+
+
+def asked(**given: Any) -> dict[str, Any]:
+    return {"model": "nano", "messages": HELLO, "max_tokens": 12, "temperature": 0, "ignore_eos": True, **given}
+
+
+def chat(client: httpx.Client, **given: Any) -> dict[str, Any]:
+    response = client.post("/v1/chat/completions", json=asked(**given))
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
+def streamed(client: httpx.Client, **given: Any) -> list[dict[str, Any]]:
+    with client.stream("POST", "/v1/chat/completions", json=asked(stream=True, **given)) as response:
+        assert response.status_code == 200
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 4, "auto"])
+def test_streamed_and_whole_give_the_same_text_at_every_depth(server: Running, depth: Any) -> None:
+    with server.client() as client:
+        whole = chat(client, depth=depth)
+        chunks = streamed(client, depth=depth, stream_options={"include_usage": True})
+        assert text_of(chunks) == whole["choices"][0]["message"]["content"] != ""
+        assert chunks[-1]["choices"] == []
+        assert chunks[-1]["usage"] == whole["usage"]
+        assert whole["usage"]["completion_tokens"] == 12
+        assert whole["choices"][0]["finish_reason"] == "length"
+        assert whole["timings"]["trunk_replays"] == 0
+        assert chat(client, depth=0)["choices"] == whole["choices"]
+
+
+def test_several_answers_differ_and_a_seed_repeats_them(server: Running) -> None:
+    with server.client() as client:
+        some = chat(client, n=3, temperature=1.0, seed=4)
+        texts = [choice["message"]["content"] for choice in some["choices"]]
+        assert [choice["index"] for choice in some["choices"]] == [0, 1, 2]
+        assert len(set(texts)) == 3
+        chunks = streamed(client, n=3, temperature=1.0, seed=4)
+        assert [text_of(chunks, index) for index in range(3)] == texts
+
+
+def test_rows_side_by_side_equal_rows_alone(server: Running) -> None:
+    prompts = [
+        [{"role": "user", "content": f"Tell me about {word}"}] for word in ("rain", "bread", "the sea", "ink") * 3
+    ]
+
+    def ask(messages: list[dict[str, Any]]) -> str:
+        with server.client() as client:
+            return str(chat(client, messages=messages, max_tokens=24)["choices"][0]["message"]["content"])
+
+    alone = [ask(messages) for messages in prompts[:4]]
+    with ThreadPoolExecutor(12) as pool:
+        together = list(pool.map(ask, prompts))
+    assert together == alone * 3
+    assert server.idle()
+
+
+def test_a_client_that_leaves_frees_its_row(server: Running) -> None:
+    for stream in (True, False):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        body = json.dumps(asked(stream=stream, max_tokens=3000)).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        assert within(10, lambda: server.service.figures["running"] == 1)
+        connection.close()
+        assert server.idle(5)
+    with server.client() as client:
+        assert chat(client)["usage"]["completion_tokens"] == 12
+
+
+def test_health_answers_while_loading_and_while_busy(load_nano: Callable[[], LLM]) -> None:
+    go = threading.Event()
+
+    def load() -> LLM:
+        go.wait(30)
+        return load_nano()
+
+    with running(load, ready=False) as server, server.client() as client:
+        response = client.get("/health")
+        assert response.status_code == 503
+        assert response.json()["status"] == "loading"
+        refused = client.post("/v1/chat/completions", json=asked())
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"]
+        go.set()
+        assert within(30, lambda: client.get("/health").status_code == 200)
+        with client.stream("POST", "/v1/chat/completions", json=asked(stream=True, max_tokens=3000)):
+            assert client.get("/health").json()["running"] == 1
+
+
+def test_a_model_that_cannot_be_loaded_is_said_so() -> None:
+    def load() -> LLM:
+        raise SelfdraftError("the disk is made of cheese")
+
+    with running(load) as server, server.client() as client:
+        assert client.get("/health").json()["error"] == "the disk is made of cheese"
+        assert "cheese" in client.post("/v1/chat/completions", json=asked()).json()["error"]["message"]
+
+
+def test_a_full_queue_is_429_and_a_place_is_found_again(load_nano: Callable[[], LLM]) -> None:
+    with running(load_nano, rows=1, queue=1) as server, server.client() as client:
+        first = asked(stream=True, max_tokens=3000)
+        with (
+            client.stream("POST", "/v1/chat/completions", json=first),
+            client.stream("POST", "/v1/chat/completions", json=first),
+        ):
+            refused = client.post("/v1/chat/completions", json=asked())
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+            assert server.service.figures == {"running": 1, "waiting": 1}
+        assert server.idle()
+        assert chat(client)["usage"]["completion_tokens"] == 12
+        assert b"selfdraft_refused_total 1.0" in client.get("/metrics").content
+
+
+def test_memory_is_refused_before_prefill_with_the_figures(load_nano: Callable[[], LLM]) -> None:
+    with running(load_nano, memory_limit=1) as server, server.client() as client:
+        refused = client.post("/v1/chat/completions", json=asked(max_tokens=4000))
+        assert refused.status_code == 413
+        assert "GiB" in refused.json()["error"]["message"]
+        assert server.service.figures == {"running": 0, "waiting": 0}
+
+
+def test_a_prompt_beyond_the_context(server: Running) -> None:
+    with server.client() as client:
+        long = [{"role": "user", "content": "word " * 5000}]
+        refused = client.post("/v1/chat/completions", json=asked(messages=long))
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] == "context_length_exceeded"
+        refused = client.post("/v1/messages", json={"model": "nano", "messages": long, "max_tokens": 5})
+        assert refused.status_code == 400
+        assert refused.json()["type"] == "error"
+
+
+def test_comments_keep_a_silent_stream_alive(load_nano: Callable[[], LLM]) -> None:
+    hold = threading.Event()
+
+    def load() -> LLM:
+        llm = load_nano()
+        step = llm.engine.step
+        llm.engine.step = lambda: (hold.wait(10), step())[1]  # type: ignore[method-assign]
+        return llm
+
+    with (
+        running(load, keepalive=0.05) as server,
+        server.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=asked(stream=True)) as response,
+    ):
+        lines = response.iter_lines()
+        comments = 0
+        while comments < 3:
+            comments += next(lines).startswith(":")
+        hold.set()
+        assert list(lines)[-2] == "data: [DONE]"
+
+
+def test_completions_take_text_tokens_and_lists(server: Running) -> None:
+    with server.client() as client:
+        tokens = client.post("/tokenize", json={"prompt": "Once upon a time"}).json()["tokens"]
+        common = {"model": "nano", "max_tokens": 6, "temperature": 0, "ignore_eos": True}
+        bodies = [
+            client.post("/v1/completions", json={"prompt": prompt, **common}).json()
+            for prompt in ("Once upon a time", tokens, ["Once upon a time", "Hello"], [tokens, [5, 6]])
+        ]
+        texts = [[choice["text"] for choice in body["choices"]] for body in bodies]
+        assert texts[0] == texts[1] == texts[2][:1] == texts[3][:1]
+        assert len(texts[2]) == len(texts[3]) == 2
+        echoed = client.post("/v1/completions", json={"prompt": tokens, "echo": True, **common}).json()
+        assert echoed["choices"][0]["text"] == "Once upon a time" + texts[0][0]
+        assert client.post("/detokenize", json={"tokens": tokens}).json()["prompt"] == "Once upon a time"
+
+
+def test_models_metrics_and_description(server: Running) -> None:
+    with server.client() as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert (model["id"], model["max_model_len"], model["max_depth"]) == ("nano", 4096, 8)
+        assert client.get("/v1/models/nano").json() == model
+        assert client.get("/v1/models/../../etc/passwd").status_code == 404
+        assert client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+        chat(client, depth=3, max_tokens=30)
+        lines = client.get("/metrics").text.splitlines()
+        counts = {line.split(" ")[0]: float(line.split(" ")[1]) for line in lines if not line.startswith("#")}
+        assert counts["spec_decode_num_draft_tokens_total"] > counts["spec_decode_num_accepted_tokens_total"] >= 0
+        assert counts["spec_decode_num_drafts_total"] > 0
+        assert counts['selfdraft_requests_total{path="/v1/chat/completions",status="200"}'] >= 1
+        paths = client.get("/openapi.json").json()["paths"]
+        assert {"/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"} <= set(paths)
+
+
+def test_unknown_paths_and_methods_are_errors_in_the_dialects_form(server: Running) -> None:
+    with server.client() as client:
+        missing = client.get("/v1/nothing")
+        assert missing.status_code == 404
+        assert "/v1/nothing" in missing.json()["error"]["message"]
+        wrong = client.get("/v1/chat/completions")
+        assert wrong.status_code == 405
+        assert "POST" in wrong.json()["error"]["message"]
+        assert client.get("/v1/messages").json()["type"] == "error"
+        broken = client.post("/v1/chat/completions", content=b"{")
+        assert broken.status_code == 400
+        assert "JSON" in broken.json()["error"]["message"]
+
+
+def test_a_busy_port_is_said_so_with_the_remedy(server: Running) -> None:
+    with pytest.raises(SelfdraftError, match=f"port {server.port} on 127.0.0.1 is in use.*--port"):
+        bind("127.0.0.1", server.port)
+    with pytest.raises(SelfdraftError, match="cannot listen"):
+        bind("192.0.2.7", 0)
