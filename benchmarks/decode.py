@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def _costs(llm: Any, rounds: int) -> dict[str, Any]:
     def head() -> None:
         mx.eval(model.logits(model.draft(prefix[:, :1], hidden[:, :1], [base.fork()], [0])))
 
-    jobs: dict[str, Callable[[], None]] = {f"verify {w}": (lambda w=w: verify(w)) for w in WIDTHS}  # type: ignore[misc]
+    jobs: dict[str, Callable[[], None]] = {f"verify {width}": partial(verify, width) for width in WIDTHS}
     if llm.max_depth:
         jobs["head"] = head
     times: dict[str, list[float]] = {name: [] for name in jobs}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -20,7 +20,9 @@ from .results import Generation
 from .settings import Settings
 from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
-from .text.grammar import Grammar, Grammars
+
+if TYPE_CHECKING:
+    from .text.grammar import Grammar, Grammars
 
 __all__ = ["LLM", "Prompt"]
 
@@ -178,6 +180,8 @@ class LLM:
         Raises:
             InvalidRequest: this checkpoint names no end token.
         """
+        from .text.grammar import Grammars  # its library is for those who ask for it
+
         return Grammars(self.tokenizer)
 
     def tokens(self, prompt: Prompt, *, raw: bool = False, enable_thinking: bool = False) -> list[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -10,7 +11,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from .device import Blas, Dtype
 from .errors import InvalidRequest
 
-__all__ = ["Settings", "load_settings"]
+__all__ = ["Settings", "checked", "load_settings"]
+
+Kind = TypeVar("Kind", bound=BaseSettings)
 
 
 class Settings(BaseSettings):
@@ -38,11 +41,16 @@ def load_settings(**given: object) -> Settings:
     Raises:
         InvalidRequest: a value that is not allowed, with its name, the value and what is.
     """
-    if unknown := given.keys() - Settings.model_fields.keys():
-        known = ", ".join(Settings.model_fields)
+    return checked(Settings, given)
+
+
+def checked(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
+    """Settings of a kind; see `load_settings`. A field of secret text is not shown."""
+    if unknown := given.keys() - kind.model_fields.keys():
+        known = ", ".join(kind.model_fields)
         raise InvalidRequest(f"no setting {sorted(unknown)[0]!r}; there are {known}", param=sorted(unknown)[0])
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        return kind(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

@@ -30,7 +30,7 @@ ALLOWED = {
     "loading": {"device", "llm", "settings", "source"},
     "source": {"errors"},
     "assets": set(),
-    "server": {"__init__", "engine", "errors", "llm", "models", "params", "results", "stream", "text"},
+    "server": {"__init__", "engine", "errors", "llm", "models", "params", "results", "settings", "stream", "text"},
     "cli": {
         "device",
         "engine",

@@ -99,7 +99,7 @@ FAULTS = [
     Fault(
         "a row that ended leaves its early cycle behind",
         "engine/engine.py",
-        "                self.cycle.drop_ahead()\n",
+        "                self.cycle.drop_ahead(row)\n",
         "",
         "tests/engine/test_running_ahead.py",
     ),

@@ -7,5 +7,6 @@ from .accept import RULES
 from .engine import Engine
 from .profile import ProfiledCycle
 from .row import Request, Row, TokenScores
+from .threads import leave_tidily
 
-__all__ = ["RULES", "Engine", "ProfiledCycle", "Request", "Row", "TokenScores"]
+__all__ = ["RULES", "Engine", "ProfiledCycle", "Request", "Row", "TokenScores", "leave_tidily"]

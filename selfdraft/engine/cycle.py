@@ -192,17 +192,16 @@ class Cycle:
         """Rows whose next cycle is on its way already; these must be run next."""
         return self._ahead.batch.rows if self._ahead else []
 
-    def drop_ahead(self) -> None:
-        """Forget the cycle that was started early: a row of it ended."""
-        self._ahead = None
+    def drop_ahead(self, row: Row) -> None:
+        """Forget the cycle that was started early if this row, which ended, is one of it."""
+        if row in self.rows_ahead:
+            self._ahead = None
 
     def launch(self, rows: Sequence[Row], depths: Sequence[int], unread: mx.array | None = None) -> Flight:
         """Build a cycle: everything up to what the host has to know."""
         batch = self.batch(rows, depths, unread)
         drafts = self.draft(batch)
-        mx.async_eval(drafts.tokens)  # the device drafts while the host builds the verify pass
         verified = self.verify(batch, drafts)
-        mx.async_eval(verified.logits)
         return Flight(batch, verified, self.accept(batch, drafts, verified))
 
     def batch(self, rows: Sequence[Row], depths: Sequence[int], unread: mx.array | None = None) -> Batch:
@@ -239,6 +238,7 @@ class Cycle:
                 # Drafted entries go behind the committed ones; the next commit_history overwrites them.
                 offsets = [state.head_length + step for state in states]
                 hidden = self._model.draft(drafted[mx.array(drafting)], hidden, states, offsets)
+        mx.async_eval(tokens)  # the device drafts while the host builds the verify pass
         return Drafts(tokens, mx.stack(filtered, axis=1), mx.stack(finite, axis=1))
 
     def commit_history(self, rows: Sequence[Row]) -> mx.array:
@@ -266,7 +266,9 @@ class Cycle:
         """One trunk forward on the last token and the drafts."""
         tokens = mx.concatenate([batch.last, drafts.tokens], axis=1)
         hidden, captured = self._model.forward(tokens, batch.states, keep_steps=True)
-        return Verified(hidden, self._model.logits(hidden), captured)
+        logits = self._model.logits(hidden)
+        mx.async_eval(logits)  # and verifies while acceptance is built
+        return Verified(hidden, logits, captured)
 
     def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Decision:
         """Decide what stays of the drafts, and the token after."""
@@ -289,12 +291,10 @@ class Cycle:
         self.synchronisations += 1
         decision = flight.decision
         mx.eval(*decision.arrays)
-        return Outcome(
-            accepted=decision.accepted.tolist(),  # type: ignore[arg-type]
-            tokens=decision.tokens.tolist(),  # type: ignore[arg-type]
-            finite=decision.finite.tolist(),  # type: ignore[arg-type]
-            scores=read_scores(decision.tokens, decision.scores),
-        )
+        accepted: Any = decision.accepted.tolist()
+        tokens: Any = decision.tokens.tolist()
+        finite: Any = decision.finite.tolist()
+        return Outcome(accepted, tokens, finite, read_scores(decision.tokens, decision.scores))
 
     def commit(self, flight: Flight, outcome: Outcome) -> None:
         """Move lengths and states to what was emitted, and end the rows that are through."""

@@ -163,6 +163,6 @@ class Engine:
         for row in self.rows:
             if row.done:
                 log.info("row done: %s", row.describe())
-                self.cycle.drop_ahead()
+                self.cycle.drop_ahead(row)
         self._running = [row for row in self._running if not row.done]
         self._joining = deque(row for row in self._joining if not row.done)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
@@ -60,16 +58,10 @@ def create_app(service: EngineService, registry: Registry, settings: ServerSetti
     """
     access = settings.access()
 
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
-        service.stop(drain=0)
-
     app = FastAPI(
         title="Selfdraft",
         version=__version__,
         summary="Exact speculative decoding with a model's own MTP head",
-        lifespan=lifespan,
         redoc_url=None,
         middleware=[Middleware(Measure, metrics=service.metrics), Middleware(Gate, access=access, refuse=_error)],
     )

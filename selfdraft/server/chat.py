@@ -39,7 +39,6 @@ class Chats:
 
     def __init__(self, service: EngineService) -> None:
         self._service = service
-        self._formats: dict[str, ToolFormat | None] = {}  # by template
 
     async def start(self, job: ChatJob) -> Answers:
         """Check a job and queue its answers.
@@ -81,7 +80,8 @@ class Chats:
         llm = self._service.llm
         prompted = self.prompt(job)
         tools = job.tools if job.tool_choice.mode != "none" else ()
-        format = self._format(llm)
+        assert llm.template is not None
+        format = detect_format(llm.template.source)
         grammar = _grammar(llm, job, format, prompted.in_reasoning)
         answers, writers = [], []
         for choice in range(job.n):
@@ -91,14 +91,6 @@ class Chats:
             answers.append(answer)
             writers.append(_ChatWriter(choice, answer, parser, llm.tokenizer))
         return prompted, answers, writers
-
-    def _format(self, llm: LLM) -> ToolFormat | None:
-        """How this model writes tool calls, as its template shows."""
-        assert llm.template is not None
-        source = llm.template.source
-        if source not in self._formats:
-            self._formats[source] = detect_format(source)
-        return self._formats[source]
 
 
 def _grammar(llm: LLM, job: ChatJob, format: ToolFormat | None, in_reasoning: bool) -> Grammar | None:

@@ -6,16 +6,20 @@ import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..errors import InvalidRequest
+from ..settings import checked
 from .security import Access, allowed_hosts, is_loopback
 
 __all__ = ["ServerSettings", "load_server_settings"]
 
 _MIB = 2**20
+
+Names = Annotated[tuple[str, ...], NoDecode]  # in the environment: separated by commas
 
 
 class ServerSettings(BaseSettings):
@@ -42,11 +46,11 @@ class ServerSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    api_key: str | None = None
+    api_key: SecretStr | None = None
     api_key_file: Path | None = None
-    allowed_host: tuple[str, ...] = ()
-    cors_origin: tuple[str, ...] = ()
-    alias: tuple[str, ...] = ()
+    allowed_host: Names = ()
+    cors_origin: Names = ()
+    alias: Names = ()
     strict_model: bool = False
     ctx_size: int | None = Field(default=None, ge=16)
     rows: int = Field(default=16, ge=1, le=256)
@@ -55,6 +59,11 @@ class ServerSettings(BaseSettings):
     max_body: int = Field(default=32, ge=1, le=1024)
     keepalive: float = Field(default=3.0, gt=0, le=60)
     drain: float = Field(default=30.0, ge=0, le=3600)
+
+    @field_validator("allowed_host", "cors_origin", "alias", mode="before")
+    @classmethod
+    def _separate(cls, names: object) -> object:
+        return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else names
 
     @field_validator("cors_origin")
     @classmethod
@@ -89,7 +98,7 @@ class ServerSettings(BaseSettings):
     def key(self) -> str | None:
         """The API key; a key file that does not exist is made, with a new key, for its owner alone."""
         if self.api_key_file is None:
-            return self.api_key
+            return _checked_key(self.api_key.get_secret_value(), "SELFDRAFT_API_KEY") if self.api_key else None
         path = self.api_key_file.expanduser()
         try:
             if not path.exists():
@@ -101,11 +110,13 @@ class ServerSettings(BaseSettings):
             key = path.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the key file {path} cannot be used: {error}", param="api_key_file") from error
-        if len(key) < 16 or not key.isascii() or not key.isprintable():
-            raise InvalidRequest(
-                f"the key in {path} must be at least 16 printable ASCII characters", param="api_key_file"
-            )
-        return key
+        return _checked_key(key, str(path))
+
+
+def _checked_key(key: str, origin: str) -> str:
+    if len(key) < 16 or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(f"the key in {origin} must be at least 16 printable ASCII characters", param="api_key")
+    return key
 
 
 def load_server_settings(**given: object) -> ServerSettings:
@@ -114,10 +125,4 @@ def load_server_settings(**given: object) -> ServerSettings:
     Raises:
         InvalidRequest: a value that is not allowed, with its name, the value and what is.
     """
-    try:
-        return ServerSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        shown = "" if name == "api_key" else f"; got {first['input']!r}"
-        raise InvalidRequest(f"setting {name} (SELFDRAFT_{name.upper()}): {first['msg']}{shown}", param=name) from error
+    return checked(ServerSettings, given)

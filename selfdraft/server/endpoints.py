@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
@@ -17,6 +18,7 @@ from .dialects import openai_completions
 from .dialects.wire import Encoder, Envelope, WireModel, read
 from .jobs import ChatJob
 from .registry import Registry
+from .running import Answers
 from .streaming import EventStream, unless_gone
 
 __all__ = ["ChatEndpoint", "CompletionEndpoint", "Endpoint"]
@@ -24,16 +26,7 @@ __all__ = ["ChatEndpoint", "CompletionEndpoint", "Endpoint"]
 log = logging.getLogger(__name__)
 
 
-class Running(Protocol):
-    """Answers on their way."""
-
-    prompt_tokens: int
-
-    def events(self) -> AsyncGenerator[Any]:
-        """What comes; closing it gives the answers up."""
-
-
-class Endpoint:
+class Endpoint(ABC):
     """A path that decodes.
 
     Subclasses say how a request becomes running answers, and how their events are written.
@@ -64,17 +57,17 @@ class Endpoint:
             openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
         )(answer)
 
-    async def start(self, asked: Any) -> Running:
+    @abstractmethod
+    async def start(self, asked: Any) -> Answers:
         """Queue what is asked for."""
-        raise NotImplementedError
 
-    def encoder(self, asked: Any, envelope: Envelope, running: Running) -> Encoder:
+    @abstractmethod
+    def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
         """Writes the stream."""
-        raise NotImplementedError
 
+    @abstractmethod
     def collect(self, events: Iterable[Any], asked: Any, envelope: Envelope) -> dict[str, Any]:
         """Writes the whole response."""
-        raise NotImplementedError
 
 
 class ChatEndpoint(Endpoint):
@@ -98,11 +91,11 @@ class ChatEndpoint(Endpoint):
         self._stream = stream
         self._chats = chats
 
-    async def start(self, asked: Any) -> Running:
+    async def start(self, asked: Any) -> Answers:
         job: ChatJob = self._dialect.to_job(asked)
         return await self._chats.start(job)
 
-    def encoder(self, asked: Any, envelope: Envelope, running: Running) -> Encoder:
+    def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
         return self._stream(asked, envelope, running.prompt_tokens)
 
     def collect(self, events: Iterable[Any], asked: Any, envelope: Envelope) -> dict[str, Any]:
@@ -117,22 +110,22 @@ class CompletionEndpoint(Endpoint):
         super().__init__(path, openai_completions.CompletionRequest)
         self._completions = completions
 
-    async def start(self, asked: Any) -> Running:
+    async def start(self, asked: Any) -> Answers:
         return await self._completions.start(openai_completions.to_job(asked))
 
-    def encoder(self, asked: Any, envelope: Envelope, running: Running) -> Encoder:
+    def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
         return openai_completions.CompletionStream(asked, envelope)
 
     def collect(self, events: Iterable[Any], asked: Any, envelope: Envelope) -> dict[str, Any]:
         return openai_completions.collect(events, asked, envelope)
 
 
-async def _all(running: Running) -> list[Any]:
+async def _all(running: Answers) -> list[Any]:
     async with aclosing(running.events()) as events:
         return [event async for event in events]
 
 
-async def _blocks(encoder: Encoder, running: Running) -> AsyncGenerator[str]:
+async def _blocks(encoder: Encoder, running: Answers) -> AsyncGenerator[str]:
     """A stream's blocks. An error ends it in the dialect's own form: the status is sent already."""
     try:
         async with aclosing(running.events()) as events:

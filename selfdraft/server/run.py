@@ -104,7 +104,7 @@ class Server:
         try:
             self._web.run([self._listener])
         finally:
-            self.service.stop(drain=0)
+            self.service.stop()
             self._listener.close()
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ..engine import leave_tidily
 from ..errors import SelfdraftError
 from ..llm import LLM
 from ..results import Piece
@@ -77,7 +78,7 @@ class EngineService:
         self._most_rows = rows
         self._most_waiting = waiting
         self._memory_limit = memory
-        self._mailbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._waiting: deque[Ticket] = deque()
         self._running: list[Ticket] = []
         self._admitted = 0  # waiting and running, counted where answers are submitted
@@ -87,11 +88,10 @@ class EngineService:
         self._llm: LLM | None = None
         self._budget: MemoryBudget | None = None
         self.metrics = metrics
-        self.loaded = threading.Event()
         self.failure: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to load the model; `loaded` is set when it is there, or `failure` says why not."""
+        """Begin to load the model; in time it is `ready`, or `failure` says why not."""
         self._thread.start()
 
     @property
@@ -137,17 +137,14 @@ class EngineService:
         """Give answers up: their rows are free at the next cycle, or between two layers of a prefill."""
         for ticket in tickets:
             ticket.answer.give_up()
-        self._mailbox.put(lambda: [self._drop(ticket) for ticket in tickets])  # type: ignore[func-returns-value,arg-type]
+        self._mailbox.put(lambda: self._drop(tickets))
 
-    def stop(self, *, drain: float) -> None:
-        """End: what runs may finish for `drain` seconds, then it is cancelled. Waits for the thread."""
+    def stop(self) -> None:
+        """Cancel what runs and waits, and end the thread."""
         with self._lock:
             self._stopping = True
-        self._mailbox.put(lambda: None)
-        self._thread.join(drain)
-        if self._thread.is_alive():
-            self.cancel([*self._running, *self._waiting])
-            self._thread.join(10)
+        self._mailbox.put(lambda: self._drop([*self._waiting, *self._running]))
+        self._thread.join(10)  # a model that is still being loaded is not waited for any longer
 
     @property
     def ready(self) -> bool:
@@ -171,22 +168,17 @@ class EngineService:
     # What follows runs on the engine's thread.
 
     def _main(self) -> None:
-        import mlx.core as mx
-
+        leave_tidily()
         try:
-            self._llm = self._load()
-            self._budget = MemoryBudget(self._llm.loaded, self._memory_limit)
-            self.loaded.set()
-            while self._turn(self._llm):
+            llm = self._load()
+            self._budget = MemoryBudget(llm.loaded, self._memory_limit)
+            self._llm = llm  # from here on requests come in
+            while self._turn(llm):
                 pass
         except BaseException as error:
             self.failure = error
             log.exception("the engine's thread ended")
             self._fail_all(error)
-        finally:
-            self.loaded.set()
-            # MLX keeps its streams per thread and takes them down at the thread's end, when Python may be gone already.
-            mx.clear_streams()
 
     def _turn(self, llm: LLM) -> bool:
         """Obey the mailbox, admit, step, hand out. False when there is nothing more to do."""
@@ -243,20 +235,20 @@ class EngineService:
 
     def _deliver(self, ready: list[tuple[Ticket, Received]]) -> None:
         """Hand pieces to their event loops, one wake-up a loop."""
-        loops = {ticket.loop for ticket, _ in ready}
-        for loop in loops:
+        for loop in {ticket.loop for ticket, _ in ready}:
             mine = [(ticket.received, received) for ticket, received in ready if ticket.loop is loop]
             try:
-                loop.call_soon_threadsafe(lambda mine=mine: [q.put_nowait(received) for q, received in mine])  # type: ignore[misc]
+                loop.call_soon_threadsafe(_put, mine)
             except RuntimeError:  # the loop was closed: nobody reads any more
                 log.debug("pieces of %d answers had no reader", len(mine))
 
-    def _drop(self, ticket: Ticket) -> None:
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-            self._free()
-        elif ticket in self._running:
-            ticket.answer.cancel()
+    def _drop(self, tickets: Sequence[Ticket]) -> None:
+        for ticket in tickets:
+            if ticket in self._waiting:
+                self._waiting.remove(ticket)
+                self._free()
+            elif ticket in self._running:
+                ticket.answer.cancel()
 
     def _leave(self, ticket: Ticket) -> None:
         self._running.remove(ticket)
@@ -272,3 +264,8 @@ class EngineService:
             self._stopping = True
         self._deliver([(ticket, failed) for ticket in (*self._running, *self._waiting)])
         self._running, self._waiting = [], deque()
+
+
+def _put(pieces: list[tuple[asyncio.Queue[Received], Received]]) -> None:
+    for reader, piece in pieces:
+        reader.put_nowait(piece)

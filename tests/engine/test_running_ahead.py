@@ -163,6 +163,21 @@ def test_a_cancelled_row_takes_nothing_with_it(inner: Any) -> None:
     assert_same_state(staying, solo(inner, asked[1]))
 
 
+def test_a_row_that_ends_elsewhere_stops_nothing(inner: Any) -> None:
+    """Its first token is its last, and it ends while the cycle of the others is on its way."""
+    model = ScriptedHead(inner)
+    engine = Engine(model)
+    running = engine.add(request(PROMPT, depth=0, max_tokens=TOKENS, temperature=0.0))
+    prefill_all(engine)
+    engine.step()
+    short = engine.add(request(PROMPT[1:], depth=0, max_tokens=1, temperature=0.0))
+    finish(engine)
+    assert short.finish_reason == "length"
+    forwards = sum(row.statistics.trunk_forwards for row in (running, short))
+    assert len(model.forwards) == forwards  # none was started and dropped
+    assert running.emitted == solo(inner, request(PROMPT, depth=0, max_tokens=TOKENS, temperature=0.0)).emitted
+
+
 def test_a_token_that_a_stop_string_swallows_leaves_the_state_where_it_was(inner: Any) -> None:
     seen: list[int] = []
 

@@ -126,6 +126,15 @@ def test_settings_are_checked_and_a_key_is_not_shown(monkeypatch: pytest.MonkeyP
             load_server_settings(**wrong)
     monkeypatch.setenv("SELFDRAFT_API_KEY", KEY)
     assert load_server_settings(host="0.0.0.0").access().key == KEY
+    monkeypatch.setenv("SELFDRAFT_API_KEY", "short")
+    with pytest.raises(InvalidRequest, match="SELFDRAFT_API_KEY must be at least 16") as refused:
+        load_server_settings().access()
+    assert "short" not in str(refused.value)
+    monkeypatch.delenv("SELFDRAFT_API_KEY")
+    monkeypatch.setenv("SELFDRAFT_ALIAS", "fast, gpt-4o=nano")
+    assert load_server_settings().alias == ("fast", "gpt-4o=nano")
+    with pytest.raises(InvalidRequest, match="no setting 'prot'"):
+        load_server_settings(prot=1)
     monkeypatch.setenv("SELFDRAFT_PORT", "x")
     with pytest.raises(InvalidRequest, match="SELFDRAFT_PORT"):
         load_server_settings()
