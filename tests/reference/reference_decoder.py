@@ -8,7 +8,7 @@ size, V the vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -292,6 +292,33 @@ def prefill(model: ReferenceModel, ids: Sequence[int]) -> Prefill:
     return Prefill(list(ids), state, model.trunk(ids, state))
 
 
+def draft_from(
+    model: ReferenceModel,
+    hidden: Tensor,
+    head_state: AttentionState,
+    depth: int,
+    sampling: Sampling,
+    draw: Callable[[Tensor], int],
+) -> tuple[list[int], list[Tensor], list[Tensor]]:
+    """Drafts from the head's output at the newest true pair, then from its own outputs.
+
+    Returns:
+        Drafts, their logits and their distributions; the head's state is as it was.
+    """
+    true_entries = head_state.keys.shape[0]
+    drafts: list[int] = []
+    logits: list[Tensor] = []
+    probabilities: list[Tensor] = []
+    for position in range(depth):
+        if position:
+            hidden = model.head([drafts[-1]], hidden, head_state)
+        logits.append(model.logits(hidden)[0])
+        probabilities.append(sampling.distribution(logits[-1]))
+        drafts.append(draw(probabilities[-1]))
+    head_state.truncate(true_entries)
+    return drafts, logits, probabilities
+
+
 def generate(
     model: ReferenceModel,
     prompt: Prefill,
@@ -320,19 +347,8 @@ def generate(
     pair_tokens, pair_hiddens = [*prompt.ids[1:], last], prompt.hiddens
 
     while len(tokens) < max_tokens and last not in stop:
-        # Draft: the true pairs first, then the head's own outputs.
         hidden = model.head(pair_tokens, pair_hiddens, head_state)[-1:]
-        true_entries = head_state.keys.shape[0]
-        drafts: list[int] = []
-        draft_logits: list[Tensor] = []
-        draft_probabilities: list[Tensor] = []
-        for position in range(depth):
-            if position:
-                hidden = model.head([drafts[-1]], hidden, head_state)
-            draft_logits.append(model.logits(hidden)[0])
-            draft_probabilities.append(sampling.distribution(draft_logits[-1]))
-            drafts.append(draw(draft_probabilities[-1]))
-        head_state.truncate(true_entries)
+        drafts, draft_logits, draft_probabilities = draft_from(model, hidden, head_state, depth, sampling, draw)
 
         # Verify.
         hiddens = model.trunk([last, *drafts], state, keep_steps=True)
