@@ -13,7 +13,7 @@ from typing import Literal
 
 from ..errors import SelfdraftError
 
-__all__ = ["HttpError", "Loading", "OutOfMemoryBudget", "QueueFull", "Unauthorized"]
+__all__ = ["HttpError", "Loading", "OutOfMemoryBudget", "QueueFull"]
 
 
 class QueueFull(SelfdraftError):
@@ -34,10 +34,6 @@ class OutOfMemoryBudget(SelfdraftError):
 
 class Loading(SelfdraftError):
     """No model is ready to answer."""
-
-
-class Unauthorized(SelfdraftError):
-    """The request carries no valid key."""
 
 
 class HttpError(SelfdraftError):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ...errors import CheckpointError, ContextOverflow, InvalidRequest, ModelNotFound, SelfdraftError
-from ..errors import HttpError, Loading, OutOfMemoryBudget, QueueFull, Unauthorized
+from ..errors import HttpError, Loading, OutOfMemoryBudget, QueueFull
 from .limits import RequestTooLarge
 
 __all__ = ["Failure", "describe", "headers"]
@@ -36,7 +36,6 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (RequestTooLarge, 413, "request_too_large"),
     (InvalidRequest, 400, "invalid_request"),
     (ModelNotFound, 404, "model_not_found"),
-    (Unauthorized, 401, "invalid_api_key"),
     (QueueFull, 429, "rate_limit_exceeded"),
     (Loading, 503, "model_loading"),
 )
@@ -63,7 +62,7 @@ def headers(exception: BaseException) -> dict[str, str]:
             return {"Retry-After": str(max(1, math.ceil(exception.retry_after)))}
         case Loading():
             return {"Retry-After": str(_LOADING_RETRY)}
-        case Unauthorized():
+        case HttpError(status=401):
             return {"WWW-Authenticate": "Bearer"}
         case _:
             return {}

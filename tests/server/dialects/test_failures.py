@@ -11,7 +11,7 @@ from selfdraft.server.dialects import anthropic_messages, openai_chat, openai_co
 from selfdraft.server.dialects.failures import headers
 from selfdraft.server.dialects.limits import RequestTooLarge
 from selfdraft.server.dialects.wire import Encoder, read
-from selfdraft.server.errors import Loading, OutOfMemoryBudget, QueueFull, Unauthorized
+from selfdraft.server.errors import HttpError, Loading, OutOfMemoryBudget, QueueFull
 
 from .support import ENVELOPE, READER, body, parsed
 
@@ -20,7 +20,7 @@ FAILURES = [
     (ContextOverflow("long"), 400, "context_length_exceeded", "invalid_request_error"),
     (RequestTooLarge("big"), 413, "request_too_large", "request_too_large"),
     (ModelNotFound("who"), 404, "model_not_found", "not_found_error"),
-    (Unauthorized("key"), 401, "invalid_api_key", "authentication_error"),
+    (HttpError("key", status=401, code="invalid_api_key"), 401, "invalid_api_key", "authentication_error"),
     (QueueFull("full", retry_after=1.2), 429, "rate_limit_exceeded", "rate_limit_error"),
     (OutOfMemoryBudget("never", status=413), 413, "insufficient_memory", "request_too_large"),
     (OutOfMemoryBudget("now", status=507), 507, "insufficient_memory", "api_error"),
