@@ -34,11 +34,12 @@ class Answer:
         self._taken = 0
         self._scored = 0
 
-    def begin(self) -> None:
+    def begin(self) -> Row:
         """Let the row join the engine."""
-        self.row = self.engine.add(self.request)
+        row = self.row = self.engine.add(self.request)
         if self._given_up:
-            self.engine.cancel(self.row)
+            self.engine.cancel(row)
+        return row
 
     def give_up(self) -> None:
         """Ask for its end, from any thread: a prefill breaks off between two layers, the rest takes a `cancel`."""
@@ -130,13 +131,11 @@ class TextStream(Iterator[Piece]):
 
 
 def _pieces(answer: Answer) -> Generator[Piece]:
-    answer.begin()
+    row = answer.begin()
     try:
-        while not answer.over:
-            piece = answer.take()
-            if piece is None:
-                answer.engine.step()
-                piece = answer.take() or Piece("")  # a prefill chunk: nothing to read, but the caller may want to stop
-            yield piece
+        for _ in answer.engine.run(row):
+            yield answer.take() or Piece("")  # a prefill chunk: nothing to read, but the caller may want to stop
+        if last := answer.take():
+            yield last
     finally:
         answer.cancel()
