@@ -1,11 +1,13 @@
 """Guards that trunk and head compute what `transformers` computes, for more shapes than the reference model has.
 
-The fixtures are tiny random checkpoints as Hugging Face stores them, with values that transformers gave in float32
-(tests/reference/README.md). They are loaded as a user's would be: classified, converted, checked.
+Tiny random checkpoints, as Hugging Face stores them, are made anew from their seeds; what transformers computes from
+them in float32 is a fixture (tests/reference/README.md). They are loaded as a user's would be: classified, converted,
+checked.
 """
 
 from __future__ import annotations
 
+import json
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -15,24 +17,32 @@ import pytest
 
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.loader import build_model
+from tests.reference.random_checkpoints import VARIANTS, Variant, full_config, make_weights, stored_as
 from tests.support.reference import FIXTURES, cosine, largest_difference, run_through
-
-FOLDERS = sorted((FIXTURES / "trunk").iterdir())
-VARIANTS = [folder.name for folder in FOLDERS]
 
 # float32 on both sides; logits reach about 10.
 LARGEST = 2e-4
 
 
 def test_the_fixtures_are_there() -> None:
-    assert VARIANTS == ["flat", "multimodal", "nested", "odd"]
+    assert {file.stem for file in (FIXTURES / "trunk").iterdir()} == {variant.name for variant in VARIANTS}
 
 
-@pytest.fixture(scope="module", params=FOLDERS, ids=VARIANTS)
-def variant(request: pytest.FixtureRequest) -> tuple[Any, dict[str, mx.array]]:
+def write_checkpoint(variant: Variant, folder: Path) -> Path:
+    """The checkpoint as Hugging Face stores it."""
+    weights = {
+        name: mx.array(values).astype(getattr(mx, stored_as(variant, name)))
+        for name, values in make_weights(variant).items()
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(full_config(variant)))
+    return folder
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
+def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A model and the values expected of it."""
-    folder: Path = request.param
-    checkpoint = classify(folder)
+    checkpoint = classify(write_checkpoint(request.param, tmp_path_factory.mktemp("trunk")))
     assert (checkpoint.layout, checkpoint.norms, checkpoint.head.norms) == (
         "huggingface",
         "zero-centred",
@@ -40,7 +50,7 @@ def variant(request: pytest.FixtureRequest) -> tuple[Any, dict[str, mx.array]]:
     )
     assert (checkpoint.head.source, checkpoint.head.reason) == ("embedded", "")
     model = build_model(checkpoint, with_head=True, dtype=mx.float32).model
-    return model, mx.load(str(folder / "expected.safetensors"))  # type: ignore[return-value]
+    return model, mx.load(str(FIXTURES / "trunk" / f"{request.param.name}.safetensors"))
 
 
 def assert_close(computed: mx.array, expected: mx.array) -> None:

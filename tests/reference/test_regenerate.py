@@ -34,26 +34,7 @@ def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_variant_is_committed() -> None:
-    assert {folder.name for folder in (FIXTURES / "trunk").iterdir()} == set(VARIANTS)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_config_is_regenerated(regenerated: Path, variant: str) -> None:
-    committed = (FIXTURES / "trunk" / variant / "config.json").read_text()
-    assert (regenerated / variant / "config.json").read_text() == committed
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_weights_are_regenerated(regenerated: Path, variant: str) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    committed = load_file(FIXTURES / "trunk" / variant / "model.safetensors")
-    made = load_file(regenerated / variant / "model.safetensors")
-    assert made.keys() == committed.keys()
-    for name, value in committed.items():
-        assert made[name].dtype == value.dtype, name
-        assert torch.equal(made[name], value), name
+    assert {file.stem for file in (FIXTURES / "trunk").iterdir()} == set(VARIANTS)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -61,8 +42,8 @@ def test_outputs_are_regenerated(regenerated: Path, variant: str) -> None:
     import torch
     from safetensors.torch import load_file
 
-    committed = load_file(FIXTURES / "trunk" / variant / "expected.safetensors")
-    made = load_file(regenerated / variant / "expected.safetensors")
+    committed = load_file(FIXTURES / "trunk" / f"{variant}.safetensors")
+    made = load_file(regenerated / f"{variant}.safetensors")
     assert made.keys() == committed.keys()
     for name, value in committed.items():
         assert made[name].dtype == value.dtype, name
@@ -78,7 +59,7 @@ def test_drafts_do_not_hang_on_rounding(variant: str) -> None:
     """The two best head logits are far enough apart for every runtime to draft the same tokens."""
     numpy = pytest.importorskip("numpy")
     safetensors_numpy = pytest.importorskip("safetensors.numpy")
-    expected = safetensors_numpy.load_file(FIXTURES / "trunk" / variant / "expected.safetensors")
+    expected = safetensors_numpy.load_file(FIXTURES / "trunk" / f"{variant}.safetensors")
     best = numpy.sort(expected["long.mtp_logits"], axis=-1)
     assert (best[:, -1] - best[:, -2]).min() >= 0.2
     assert (expected["long.mtp_logits"].argmax(-1) == expected["long.mtp_drafts"]).all()
