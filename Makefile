@@ -1,6 +1,6 @@
 # Selfdraft. `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup start test test-full test-reference check mutants bench clean
+.PHONY: help setup start test test-full test-reference check mutants bench bench-server clean
 
 PY := .venv/bin/python
 
@@ -10,8 +10,8 @@ help: ## list the commands
 setup: ## create .venv and install; the command is then .venv/bin/selfdraft
 	@sh scripts/setup.sh
 
-start: setup ## open a chat with the bundled model
-	@.venv/bin/selfdraft chat
+start: setup ## choose a model once, and talk with it; without a terminal the bundled one answers
+	@.venv/bin/selfdraft start
 
 test: ## all tests that need no more than this machine; under 15 minutes on 2 cores
 	@sh scripts/setup.sh test
@@ -38,6 +38,10 @@ mutants: ## plant known faults in a copy and show which test catches each
 bench: ## speed on this machine against stock mlx-lm, in one alternating run
 	@sh scripts/setup.sh
 	$(PY) benchmarks/decode.py
+
+bench-server: ## speed over HTTP on this machine against mlx_lm.server, in one alternating run; 5 minutes
+	@sh scripts/setup.sh
+	$(PY) benchmarks/server.py
 
 clean: ## remove the environments and caches
 	rm -rf .venv .venv-reference .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -16,13 +16,14 @@ from .models.checkpoint import Checkpoint, classify
 from .models.loader import LoadedModel, build_model
 from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
 from .params import SamplingParams
-from .results import Generation
+from .results import Generation, TokenLogprob
 from .settings import Settings
 from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
 
 if TYPE_CHECKING:
     from .text.grammar import Grammar, Grammars
+    from .text.thinking import ThinkingBudget
 
 __all__ = ["LLM", "Prompt"]
 
@@ -142,6 +143,24 @@ class LLM:
         tokens = self.tokens(prompt, raw=raw, enable_thinking=enable_thinking)
         return TextStream(self.answer(tokens, params, on_prefill=on_prefill))
 
+    def score(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> list[TokenLogprob | None]:
+        """How likely a prompt is: the log-probability of each of its tokens after those before it.
+
+        Args:
+            prompt, raw: see `generate`.
+            top: how many of the most likely tokens to tell beside each.
+
+        Returns:
+            One entry a token; None for the first, nothing comes before it.
+
+        Raises:
+            InvalidRequest, ContextOverflow, NonFiniteLogits: as `generate` does.
+        """
+        answer = self.answer(self.tokens(prompt, raw=raw), prompt_logprobs=top, only_prompt=True)
+        for _ in TextStream(answer):
+            pass
+        return answer.prompt_logprobs()
+
     def answer(
         self,
         tokens: Sequence[int],
@@ -149,8 +168,12 @@ class LLM:
         *,
         choice: int = 0,
         keep: frozenset[str] = frozenset(),
-        grammar: Grammar | None = None,
+        grammar: Grammar | ThinkingBudget | None = None,
+        ends: Callable[[str], bool] | None = None,
         on_prefill: Progress | None = None,
+        prompt_logprobs: int | None = None,
+        only_prompt: bool = False,
+        timed: bool = False,
     ) -> Answer:
         """An answer to a prompt of token ids, for someone else to step; see `stream`.
 
@@ -158,9 +181,12 @@ class LLM:
             choice: which of several answers to the same prompt it is: seeded ones differ by it.
             keep: special tokens that are part of the text.
             grammar: what the answer must be; see `grammars`.
+            ends: says by its text where the answer ends; see `RowText`.
+            prompt_logprobs, only_prompt: see `Request`.
+            timed: see `Answer`.
         """
         params = (params or SamplingParams()).resolved(self.defaults)
-        text = RowText(self.tokenizer, params.stop, params.min_tokens, keep=keep)
+        text = RowText(self.tokenizer, params.stop, params.min_tokens, keep=keep, ends=ends)
         request = Request(
             prompt=tokens,
             params=params,
@@ -169,9 +195,11 @@ class LLM:
             text_stop=text.push,
             constraint=grammar.start() if grammar else None,
             on_prefill=on_prefill,
+            prompt_logprobs=prompt_logprobs,
+            only_prompt=only_prompt,
         )
         self.engine.check(request)
-        return Answer(self.engine, self.tokenizer, request, text)
+        return Answer(self.engine, self.tokenizer, request, text, timed=timed)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -223,6 +251,10 @@ class LLM:
     def limit_context(self, tokens: int) -> None:
         """Take no more than `tokens` tokens of prompt and answer together, if the model could take more."""
         self.context_length = self.loaded.model.context_length = min(tokens, self.context_length)
+
+    def limit_depth(self, depth: int) -> None:
+        """Draft no more than `depth` tokens a cycle, if the model could draft more; 0 is plain decoding for all."""
+        self.max_depth = self.loaded.model.max_depth = min(depth, self.max_depth)
 
     def describe(self) -> dict[str, Any]:
         """What runs: device, dtype, BLAS, depth limit."""

@@ -52,15 +52,18 @@ class Timings:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """Raw log-softmax of the trunk at one emitted token, before penalties and temperature.
+    """Raw log-softmax of the trunk at one token, before penalties and temperature.
 
-    `top` lists (token id, text, logprob) of the most likely tokens, most likely first.
+    Attributes:
+        top: (token id, text, logprob) of the most likely tokens, most likely first.
+        offset: where it begins in the text, in characters; inside a character, where that begins.
     """
 
     token_id: int
     token: str
     logprob: float
     top: list[tuple[int, str, float]]
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,12 @@ class Piece:
     """A step of a streamed answer: text that is ready, the ids emitted since the last piece.
 
     A piece's ids may be ahead of its text (a character or a possible stop string still incomplete).
-    The last piece carries `result`, the finished generation with the figures.
+    The last piece carries `result`, the finished generation with the figures; the others carry the figures so far in
+    `timings` if they were asked for.
     """
 
     text: str
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     result: Generation | None = None
+    timings: Timings | None = None

@@ -1,22 +1,64 @@
-"""The one configuration object. Environment variables start with SELFDRAFT_; arguments win over them."""
+"""The one configuration object: arguments, else SELFDRAFT_* in the environment, else settings.toml, else defaults.
+
+The engine's settings stand at the top of the file. Others extend `Settings` and have a table of their own in it, so
+that a wrong line about the server does not keep `run` from running. Opens no other file.
+"""
 
 from __future__ import annotations
 
+import os
+import tomllib
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
 
+import platformdirs
 from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from .device import Blas, Dtype
 from .errors import InvalidRequest
+from .files import write_atomically
 
-__all__ = ["Settings", "checked", "load_settings"]
+__all__ = ["Settings", "StoredSettings", "checked", "load_settings", "remember", "settings_path"]
 
-Kind = TypeVar("Kind", bound=BaseSettings)
+TABLES = ("server", "start")
+
+_HEADING = "Settings of Selfdraft. Arguments and SELFDRAFT_* in the environment win over them."
 
 
-class Settings(BaseSettings):
+class StoredSettings(BaseSettings):
+    """Settings that may stand in the environment and in settings.toml.
+
+    Attributes:
+        tables: where in the file: "" is its top, before any table.
+        unstored: fields that are not read from the file, and where to put them instead.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="SELFDRAFT_", env_ignore_empty=True, extra="ignore", frozen=True)
+    tables: ClassVar[tuple[str, ...]] = ()
+    unstored: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Where values come from, the strongest first."""
+        return init_settings, env_settings, _SettingsFile(cls)
+
+
+class Settings(StoredSettings):
     """How the engine runs, as opposed to what a request asks for.
 
     Attributes:
@@ -27,7 +69,7 @@ class Settings(BaseSettings):
         prefill_chunk: prompt tokens of one forward.
     """
 
-    model_config = SettingsConfigDict(env_prefix="SELFDRAFT_", env_ignore_empty=True, extra="ignore", frozen=True)
+    tables: ClassVar[tuple[str, ...]] = ("",)
 
     blas: Blas = "auto"
     dtype: Dtype = "auto"
@@ -35,25 +77,120 @@ class Settings(BaseSettings):
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
 
 
+Kind = TypeVar("Kind", bound=StoredSettings)
+
+
 def load_settings(**given: object) -> Settings:
-    """Settings from arguments and the environment.
+    """The engine's settings.
 
     Raises:
-        InvalidRequest: a value that is not allowed, with its name, the value and what is.
+        InvalidRequest: a value that is not allowed, with where it comes from, the value and what is.
     """
     return checked(Settings, given)
 
 
 def checked(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
-    """Settings of a kind; see `load_settings`. A field of secret text is not shown."""
+    """Settings of a kind; see `load_settings`. A field of secret text is not shown.
+
+    Args:
+        given: arguments by name; None stands for one that was not given.
+    """
     if unknown := given.keys() - kind.model_fields.keys():
         known = ", ".join(kind.model_fields)
-        raise InvalidRequest(f"no setting {sorted(unknown)[0]!r}; there are {known}", param=sorted(unknown)[0])
+        raise InvalidRequest(f"no setting {sorted(unknown)[0]!r}; there is {known}", param=sorted(unknown)[0])
+    given = {name: value for name, value in given.items() if value is not None}
     try:
-        return kind(**{name: value for name, value in given.items() if value is not None})
+        return kind(**given)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
+        variable = f"{kind.model_config['env_prefix']}{name}".upper()
+        message = f"setting {name} ({variable}): {first['msg']}; got {first['input']!r}"
+        if name not in given and not any(os.environ[each] for each in os.environ if each.upper() == variable):
+            message = f"{settings_path()}: {message}. Correct that line, or delete it to have the default back"
+        raise InvalidRequest(message, param=name) from error
+
+
+def settings_path() -> Path:
+    """Where settings.toml lies: in $SELFDRAFT_CONFIG_DIR, else in the user's configuration folder."""
+    folder = os.environ.get("SELFDRAFT_CONFIG_DIR")
+    return (Path(folder).expanduser() if folder else platformdirs.user_config_path("selfdraft")) / "settings.toml"
+
+
+def remember(table: str, values: Mapping[str, str | int]) -> Path:
+    """Write values into a table of settings.toml; everything else in it stays, comments too.
+
+    Returns:
+        Where they are now.
+
+    Raises:
+        InvalidRequest: the file cannot be read as TOML. OSError: it cannot be written.
+    """
+    import tomlkit
+
+    path = settings_path()
+    _read(path)
+    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
+    if not path.exists():
+        document.add(tomlkit.comment(_HEADING))
+        document.add(tomlkit.nl())
+    if table not in document:
+        document.add(table, tomlkit.table())
+    for name, value in values.items():
+        document[table][name] = value
+    write_atomically(path, tomlkit.dumps(document))
+    return path
+
+
+class _SettingsFile(TomlConfigSettingsSource):
+    """The part of settings.toml that is meant for a kind of settings. What nobody knows in that part is refused."""
+
+    def __init__(self, kind: type[StoredSettings]) -> None:
+        path = settings_path()
+        content = _read(path)
+        values: dict[str, Any] = {}
+        for table in kind.tables:
+            part = {name: value for name, value in content.items() if name not in TABLES}
+            if table:
+                part = content.get(table, {})
+                if not isinstance(part, dict):
+                    raise InvalidRequest(f"{path}: {table} must be a table: write [{table}] above its settings")
+            pass
+            values |= part
+        self.toml_file_path = path
+        self.toml_table_header = ()
+        self.toml_data = values
+        InitSettingsSource.__init__(self, kind, values)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
         raise InvalidRequest(
-            f"setting {name} (SELFDRAFT_{name.upper()}): {first['msg']}; got {first['input']!r}", param=name
+            f"{path}: cannot be read as TOML ({error}); correct it, or delete it to have the defaults back"
         ) from error
+
+
+def _refuse_unknown(kind: type[StoredSettings], table: str, part: Mapping[str, Any], path: Path) -> None:
+    known = _fields(kind, table)
+    for name, value in part.items():
+        where = f"{path}: [{table}] {name}" if table else f"{path}: {name}"
+        if name in kind.unstored:
+            raise InvalidRequest(f"{where} is not read from this file: {kind.unstored[name]}", param=name)
+        if name not in known:
+            tables = "" if table else f", and the tables {', '.join(f'[{each}]' for each in TABLES)}"
+            raise InvalidRequest(
+                f"{where} = {value!r} is no setting; there is {', '.join(known)}{tables}. Correct or delete that line",
+                param=name,
+            )
+
+
+def _fields(kind: type[StoredSettings], table: str) -> list[str]:
+    """Names of the settings that belong into a table: those which the class that introduced it defines."""
+    kinds = [each for each in reversed(kind.__mro__) if issubclass(each, StoredSettings)]
+    owner = next(each for each in kinds if table in each.tables)
+    inherited = {name for each in kinds[: kinds.index(owner)] for name in each.model_fields}
+    return [name for name in owner.model_fields if name not in inherited and name not in kind.unstored]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
 
 from .engine import Engine, Request, Row, TokenScores
 from .results import Generation, Piece, TokenLogprob, Usage
@@ -17,18 +20,31 @@ class Answer:
 
     It steps nothing: whoever steps the engine calls `take` until `over`.
 
+    Args:
+        timed: pieces carry the figures so far.
+
     Attributes:
-        row: None until `begin`.
+        row: None until `begin`, and when it is over: what still refers to the answer does not hold the row's memory.
         over: the last piece was taken.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, request: Request, text: RowText) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, request: Request, text: RowText, *, timed: bool = False
+    ) -> None:
         self.engine = engine
-        self.request = replace(request, on_prefill=self._on_prefill)
+        mine = weakref.ref(self)  # a strong one would close a circle: memory of rows would wait for the collector
+
+        def on_prefill(done: int, total: int) -> None:
+            if answer := mine():
+                answer._on_prefill(done, total)
+
+        self.request = replace(request, on_prefill=on_prefill)
         self.text = text
         self._tokenizer = tokenizer
+        self._timed = timed
         self._told = request.on_prefill
         self.row: Row | None = None
+        self._prompt_scores: list[TokenScores] = []
         self.over = False
         self._given_up = False
         self._taken = 0
@@ -37,6 +53,7 @@ class Answer:
     def begin(self) -> Row:
         """Let the row join the engine."""
         row = self.row = self.engine.add(self.request)
+        self._prompt_scores = row.prompt_scores
         if self._given_up:
             self.engine.cancel(row)
         return row
@@ -58,22 +75,34 @@ class Answer:
             NonFiniteLogits: the model broke down on this row. SelfdraftError: a step of it was broken off.
         """
         row = self.row
-        assert row is not None
+        if row is None:
+            return None
         if len(row.emitted) > self._taken:
             tokens, self._taken = row.emitted[self._taken :], len(row.emitted)
-            scores, self._scored = row.scores[self._scored :], len(row.scores)
-            return Piece(self.text.take(), tokens, self._logprobs(scores) if scores else None)
-        if not row.done or self.over:
+            scores, offsets = row.scores[self._scored :], self.text.offsets[self._scored :]
+            self._scored = len(row.scores)
+            return Piece(
+                self.text.take(),
+                tokens,
+                self._logprobs(scores, offsets) if scores else None,
+                timings=row.statistics.timings() if self._timed else None,
+            )
+        if not row.done:
             return None
-        self.over = True
+        self.over, self.row = True, None
         if row.error is not None:
             raise row.error
         return Piece(self.text.finish(), result=self._generation(row))
 
-    def prompt_text(self) -> tuple[str, list[str]]:
-        """The prompt as text, and the text of each of its tokens."""
-        tokens = self.request.prompt
-        return self._tokenizer.decode(tokens, skip_special=False), [self._tokenizer.token_text(id) for id in tokens]
+    @cached_property
+    def prompt_pieces(self) -> list[str]:
+        """The text that each token of the prompt completes; joined, all of it."""
+        return self._tokenizer.pieces(self.request.prompt)
+
+    def prompt_logprobs(self) -> list[TokenLogprob | None]:
+        """The scores of the prompt's tokens, once it is forwarded; the first has none, nothing comes before it."""
+        offsets = list(accumulate(map(len, self.prompt_pieces)))
+        return [None, *self._logprobs(self._prompt_scores, offsets)]
 
     def _on_prefill(self, done: int, total: int) -> None:
         if self._told:
@@ -91,16 +120,20 @@ class Answer:
             finish_reason="stop" if self.text.stop is not None else row.finish_reason,
             usage=Usage(len(row.request.prompt), len(row.emitted)),
             timings=row.statistics.timings(),
-            logprobs=self._logprobs(row.scores) if row.params.logprobs is not None else None,
+            logprobs=self._logprobs(row.scores, self.text.offsets) if row.params.logprobs is not None else None,
         )
 
-    def _logprobs(self, scores: Sequence[TokenScores]) -> list[TokenLogprob]:
+    def _logprobs(self, scores: Sequence[TokenScores], offsets: Sequence[int]) -> list[TokenLogprob]:
         name = self._tokenizer.token_text
         return [
             TokenLogprob(
-                score.token, name(score.token), score.logprob, [(id, name(id), value) for id, value in score.top]
+                score.token,
+                name(score.token),
+                score.logprob,
+                [(id, name(id), value) for id, value in score.top],
+                offset,
             )
-            for score in scores
+            for score, offset in zip(scores, offsets, strict=False)
         ]
 
 

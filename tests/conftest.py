@@ -1,4 +1,4 @@
-"""What holds for all tests: reference BLAS, for which bit parity is claimed, and no deadlines on slow machines."""
+"""What holds for all tests: reference BLAS, for which bit parity is claimed, no user's settings, no deadlines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("SELFDRAFT_BLAS", "reference")
+os.environ["SELFDRAFT_CONFIG_DIR"] = f"{os.devnull}/selfdraft"  # nobody's settings are read; to write them is an error
 
 from selfdraft.device import choose_blas  # before MLX is imported
 from selfdraft.settings import load_settings

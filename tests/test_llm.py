@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from selfdraft import ContextOverflow, InvalidRequest, SamplingParams, load
@@ -53,6 +55,26 @@ def test_defaults_come_from_the_checkpoint(llm: Any) -> None:
     assert SamplingParams.defaults_from_generation_config({"do_sample": False, "temperature": 0.7}) == {
         "temperature": 0.0
     }
+
+
+@pytest.mark.parametrize("tokens", [0, 3, 12])
+def test_memory_of_an_answer_is_given_back_at_once(llm: Any, tokens: int) -> None:
+    """Whole, dropped or cancelled in mid-answer: none waits for Python's garbage collector."""
+    params = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0)
+    llm.generate(HELLO, params)
+    gc.collect()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        for _ in range(3):
+            stream = llm.stream(HELLO, params)
+            for number, _ in enumerate(stream):
+                if number == tokens:
+                    break
+            del stream
+        assert mx.get_active_memory() < before + 100_000
+    finally:
+        gc.enable()
 
 
 def test_a_dropped_stream_ends_its_row(llm: Any) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from ..errors import SelfdraftError
-from . import chat, control, inspect, run, serve
+from . import chat, connect, control, inspect, run, serve, start
 from .terminal import say
 
 __all__ = ["app", "main"]
@@ -29,11 +29,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+app.command("start")(start.start)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("status")(control.status)
 app.command("stop")(control.stop)
+app.command("connect")(connect.connect)
 app.command("inspect")(inspect.inspect)
 
 

@@ -10,16 +10,17 @@ from typing import Any, Self
 
 from .. import __version__
 from ..errors import ContextOverflow, InvalidRequest, SelfdraftError
+from ..params import SamplingParams
 from .answer import AnswerText
 from .command import command
-from .conversation import Conversation
+from .conversation import Conversation, LocalConversation
 from .flags import ChatFlags, EngineFlags, TraceFlags
 from .sampling_flags import SamplingFlags
 from .session import check_thinking, decoded, is_terminal, open_model, report_profile
 from .slash import Leave, depth_now, obey
 from .terminal import dim, say, silent_keys
 
-__all__ = ["GREETING", "Interrupt", "chat"]
+__all__ = ["GREETING", "Interrupt", "chat", "chat_here", "converse"]
 
 GREETING = "Hello! Who are you?"
 
@@ -33,17 +34,29 @@ def chat(*, chat: ChatFlags, trace: TraceFlags, sampling: SamplingFlags, engine:
     commands. Piped: each line is a message (or a command), answers go to
     standard output; without any input the model answers a greeting.
     """
-    params = sampling.params()
+    chat_here(engine, sampling.params(), chat, trace)
+
+
+def chat_here(engine: EngineFlags, params: SamplingParams, chat: ChatFlags, trace: TraceFlags) -> None:
+    """Load a model and talk with it; see `chat`.
+
+    Raises:
+        InvalidRequest: it has no chat template; a parameter that every answer would be refused for.
+    """
     llm = open_model(engine, trace)
     if llm.template is None:
         raise InvalidRequest(f"{engine.model} has no chat template, so it cannot chat; try selfdraft run --raw")
     llm.stream([0], params)  # never started: refuses now what every answer would be refused for
-    conversation = Conversation(llm, params, system=chat.system, think=check_thinking(llm, chat.think))
+    converse(LocalConversation(llm, params, system=chat.system, think=check_thinking(llm, chat.think)))
+    report_profile(llm)
+
+
+def converse(conversation: Conversation) -> None:
+    """Talk until the user leaves: in the terminal, or piped."""
     if is_terminal("stdin") and is_terminal("stdout"):
         _terminal(conversation)
     else:
         _piped(conversation)
-    report_profile(llm)
 
 
 class Interrupt:
@@ -72,7 +85,7 @@ def _terminal(conversation: Conversation) -> None:
     """Read and answer until the user leaves. An error ends a turn, not the chat."""
     from .line_input import LineInput, open_history
 
-    print(f"selfdraft {__version__} · {conversation.llm.name} · depth {depth_now(conversation)}")
+    print(f"selfdraft {__version__} · {conversation.name} · depth {depth_now(conversation)}")
     dim("Enter sends; Alt-Enter, Esc Enter or a trailing \\ begins a new line.")
     dim("Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands.")
     reader = LineInput(open_history())
@@ -115,12 +128,14 @@ def _answer_in_terminal(conversation: Conversation, text: str) -> None:
 def _answer(conversation: Conversation, text: str, stopped: Callable[[], bool] = lambda: False) -> None:
     """Show an answer as it comes."""
     turn = conversation.turn(text)
-    answer = AnswerText(sys.stdout, reasoning=turn.reasoning)
+    answer: AnswerText | None = None
     try:
         for piece in conversation.answer(turn, stopped):
+            answer = answer or AnswerText(sys.stdout, reasoning=turn.reasoning)
             answer.write(piece)
     finally:
-        answer.end()
+        if answer is not None:
+            answer.end()
 
 
 def _show(text: str) -> None:

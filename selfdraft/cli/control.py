@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from .command import command
 from .flags import flag, number
+from .server_client import health as health_of
 from .terminal import say
 
 __all__ = ["status", "stop"]
@@ -29,9 +28,9 @@ def status(*, as_json: Annotated[bool, flag("--json", "Print one JSON object. De
         if as_json:
             print(json.dumps({"status": "stopped"}))
         else:
-            say("no server runs; `selfdraft serve` starts one")
+            say("no server runs; `selfdraft start` or `selfdraft serve` starts one")
         raise typer.Exit(1)
-    health = _health(instance.url)
+    health = health_of(instance.url)
     if as_json:
         print(json.dumps({**health, "url": instance.url, "model": instance.model, "pid": instance.pid}))
         return
@@ -59,17 +58,3 @@ def stop(
         return
     instances.stop(instance, patience)
     say(f"stopped {instance.model} at {instance.url}")
-
-
-def _health(url: str) -> dict[str, Any]:
-    """What /health says, whatever the status; "unreachable" if nothing does."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        try:
-            with opener.open(f"{url}/health", timeout=5) as response:
-                body: dict[str, Any] = json.load(response)
-        except urllib.error.HTTPError as error:
-            body = json.load(error)
-    except (OSError, ValueError):
-        return {"status": "unreachable"}
-    return body

@@ -1,15 +1,19 @@
-"""A conversation with a model: messages, settings that may change between turns, figures. Knows no terminal."""
+"""A conversation with a model: messages, settings that may change between turns, figures. Knows no terminal.
+
+`LocalConversation` decodes in this process; `remote.RemoteConversation` asks a server.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..params import SamplingParams
-from ..results import FinishReason, Generation
+from ..results import FinishReason, Generation, Timings
 from .answer import END_OF_REASONING
 from .figures import Tally
 from .sampling_flags import parse_depth
@@ -18,25 +22,27 @@ from .session import opens_reasoning, stream
 if TYPE_CHECKING:
     from ..llm import LLM
 
-__all__ = ["Conversation", "Turn"]
+__all__ = ["Conversation", "LocalConversation", "Turn"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Turn:
     """A message about to be answered.
 
     Attributes:
         text: of the message.
-        tokens: the whole conversation up to where the answer begins.
-        reasoning: the answer will open with reasoning.
+        messages: the whole conversation, this message last.
+        tokens: what the answer is decoded from; empty where a server makes them.
+        reasoning: the answer opens with reasoning; known at the latest with its first piece.
     """
 
     text: str
-    tokens: list[int]
-    reasoning: bool
+    messages: list[dict[str, str]]
+    tokens: Sequence[int] = ()
+    reasoning: bool = False
 
 
-class Conversation:
+class Conversation(ABC):
     """Turns of a user and a model. One that fails, or is stopped before its first token, leaves no trace.
 
     Attributes:
@@ -50,8 +56,7 @@ class Conversation:
         length: tokens of the conversation, the last answer included.
     """
 
-    def __init__(self, llm: LLM, params: SamplingParams, *, system: str | None = None, think: bool = False) -> None:
-        self.llm = llm
+    def __init__(self, params: SamplingParams, *, system: str | None = None, think: bool = False) -> None:
         self.params = params
         self.system = system
         self.think = think
@@ -61,13 +66,27 @@ class Conversation:
         self.total = Tally()
         self.length = 0
 
-    def turn(self, text: str) -> Turn:
-        """Put a message behind the conversation. Raises what `LLM.tokens` raises."""
-        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
-        messages = [*opening, *self.messages, {"role": "user", "content": text}]
-        tokens = self.llm.tokens(messages, enable_thinking=self.think)
-        return Turn(text, tokens, opens_reasoning(self.llm, tokens))
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Of the model, for people."""
 
+    @property
+    @abstractmethod
+    def max_depth(self) -> int:
+        """Deepest draft; 0 means plain decoding only."""
+
+    @property
+    @abstractmethod
+    def context_length(self) -> int:
+        """Most tokens of the conversation."""
+
+    @property
+    @abstractmethod
+    def knows_thinking(self) -> bool:
+        """Whether the model can be told to reason first."""
+
+    @abstractmethod
     def answer(self, turn: Turn, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
         """The answer, piece by piece (a piece may be empty).
 
@@ -76,19 +95,17 @@ class Conversation:
 
         Raises:
             ContextOverflow: the conversation no longer fits the context.
-            SelfdraftError: what else `LLM.stream` raises.
+            SelfdraftError: what else goes wrong.
         """
-        result: Generation | None = None
-        with closing(stream(self.llm, turn.tokens, self.params, stopped)) as pieces:
-            for piece in pieces:
-                result = piece.result
-                yield piece.text
-        if result is not None and result.token_ids:
-            self._remember(turn, result.text)
-            self.finish = result.finish_reason
-            self.last = Tally.of(result.timings)
-            self.total.add(result.timings)
-            self.length = len(turn.tokens) + self.last.tokens
+
+    def turn(self, text: str) -> Turn:
+        """Put a message behind the conversation.
+
+        Raises:
+            InvalidRequest: the conversation cannot be rendered.
+        """
+        opening = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return Turn(text, [*opening, *self.messages, {"role": "user", "content": text}])
 
     def reset(self) -> None:
         """Forget the messages; settings stay."""
@@ -103,8 +120,54 @@ class Conversation:
         """
         self.params = dataclasses.replace(self.params, depth=parse_depth(depth))
 
-    def _remember(self, turn: Turn, answer: str) -> None:
-        message = {"role": "assistant", "content": answer}
-        if turn.reasoning and END_OF_REASONING not in answer:  # stopped while it reasoned: that is no answer
-            message = {"role": "assistant", "content": "", "reasoning_content": answer}
-        self.messages += [{"role": "user", "content": turn.text}, message]
+    def _remember(self, turn: Turn, answer: dict[str, str], finish: FinishReason, timings: Timings | None) -> None:
+        self.messages += [{"role": "user", "content": turn.text}, {"role": "assistant", **answer}]
+        self.finish = finish
+        self.last = Tally()
+        if timings is not None:
+            self.last.add(timings)
+            self.total.add(timings)
+
+
+class LocalConversation(Conversation):
+    """A conversation with a model in this process."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.llm = llm
+
+    @property
+    def name(self) -> str:
+        return self.llm.name
+
+    @property
+    def max_depth(self) -> int:
+        return self.llm.max_depth
+
+    @property
+    def context_length(self) -> int:
+        return self.llm.context_length
+
+    @property
+    def knows_thinking(self) -> bool:
+        return self.llm.template is not None and "enable_thinking" in self.llm.template.variables
+
+    def turn(self, text: str) -> Turn:
+        turn = super().turn(text)
+        turn.tokens = self.llm.tokens(turn.messages, enable_thinking=self.think)
+        turn.reasoning = opens_reasoning(self.llm, turn.tokens)
+        return turn
+
+    def answer(self, turn: Turn, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
+        result: Generation | None = None
+        with closing(stream(self.llm, turn.tokens, self.params, stopped)) as pieces:
+            for piece in pieces:
+                result = piece.result
+                yield piece.text
+        if result is not None and result.token_ids:
+            answer = {"content": result.text}
+            if turn.reasoning and END_OF_REASONING not in result.text:  # stopped while it reasoned: that is no answer
+                answer = {"content": "", "reasoning_content": result.text}
+            self._remember(turn, answer, result.finish_reason, result.timings)
+            assert self.last is not None
+            self.length = len(turn.tokens) + self.last.tokens

@@ -121,17 +121,20 @@ class EngineFlags:
         ),
     ] = None
 
+    def given(self) -> dict[str, Any]:
+        """The settings among these flags, by name; None where a flag was not given."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "model"}
+
     def settings(self) -> Settings:
-        """Settings from these flags, over the environment.
+        """Settings from these flags, over the environment and settings.toml.
 
         Raises:
             typer.BadParameter: a value that is not allowed, under the flag's name.
-            InvalidRequest: an environment variable with such a value.
+            InvalidRequest: an environment variable, or a line of settings.toml, with such a value.
         """
         from ..settings import load_settings
 
-        given = dataclasses.asdict(self)
-        del given["model"]
+        given = self.given()
         try:
             return load_settings(**given)
         except InvalidRequest as error:

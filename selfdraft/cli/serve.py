@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, SelfdraftError
 from .command import command
 from .flags import EngineFlags, TraceFlags, flag, number, refusal, whole
-from .session import open_model
+from .session import model_id, open_model
 from .terminal import dim
 
 if TYPE_CHECKING:
     from ..llm import LLM
     from ..server.config import ServerSettings
 
-__all__ = ["LogFlags", "ServeFlags", "serve"]
+__all__ = ["LogFlags", "ServeFlags", "serve", "serve_model"]
 
 _WHERE = "Address and access"
 _LIMITS = "Limits"
@@ -76,6 +77,17 @@ class ServeFlags:
             "--ctx-size", "Most tokens of prompt and answer together. Default: the model's limit.", _LIMITS, "N", whole
         ),
     ] = None
+    max_depth: Annotated[
+        int | None,
+        flag(
+            "--max-depth",
+            "Most tokens drafted a cycle, whatever a request asks for; 0 is plain decoding. Default: the model's "
+            "limit.",
+            _LIMITS,
+            "N",
+            whole,
+        ),
+    ] = None
     rows: Annotated[
         int | None, flag("--rows", "Answers that run side by side, 1 to 256. Default: 16.", _LIMITS, "N", whole)
     ] = None
@@ -113,16 +125,17 @@ class ServeFlags:
         ),
     ] = None
 
-    def settings(self) -> ServerSettings:
-        """Settings from these flags, over the environment.
+    def settings(self, engine: EngineFlags) -> ServerSettings:
+        """Settings from these flags and the engine's, over the environment and settings.toml.
 
         Raises:
             typer.BadParameter: a value that is not allowed, under the flag's name.
-            InvalidRequest: an environment variable with such a value.
+            InvalidRequest: an environment variable, or a line of settings.toml, with such a value.
         """
         from ..server.config import load_server_settings
 
-        given = {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, [])}
+        given = {**dataclasses.asdict(self), **engine.given()}
+        given = {name: value for name, value in given.items() if value not in (None, [])}
         try:
             settings = load_server_settings(**given)
             settings.access()
@@ -170,26 +183,51 @@ def serve(*, server: ServeFlags, log: LogFlags, engine: EngineFlags) -> None:
     at /docs. Ctrl-C or SIGTERM lets running answers finish; a second
     one stops at once.
     """
+    serve_model(engine, server.settings(engine), log)
+
+
+def serve_model(
+    engine: EngineFlags, settings: ServerSettings, log: LogFlags, listening: Callable[[str], object] = lambda url: None
+) -> None:
+    """Serve until the user has enough; see `serve`.
+
+    Args:
+        listening: called with the server's URL once it answers; the model is still being loaded then.
+
+    Raises:
+        SelfdraftError: the address cannot be had; the model cannot be loaded.
+    """
     from ..device import choose_blas
 
-    settings = server.settings()
-    choose_blas(engine.settings().blas)  # before MLX comes in
+    choose_blas(settings.blas)  # before MLX comes in
     log.apply()
-    from ..server.instance import noted
+    from ..server.instance import local_url, noted
     from ..server.run import Server, bind
 
     listener = bind(settings.host, settings.port)
-    host, port = listener.getsockname()[:2]
-    shown = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    port = listener.getsockname()[1]
+    url = local_url(settings.host, port)
+    failure: list[SelfdraftError] = []
 
     def load() -> LLM:
-        llm = open_model(engine, TraceFlags())
+        try:
+            llm = open_model(engine, TraceFlags(), settings)
+        except SelfdraftError as error:
+            failure.append(error)
+            server.stop()
+            raise
         if settings.ctx_size is not None:
             llm.limit_context(settings.ctx_size)
+        if settings.max_depth is not None:
+            llm.limit_depth(settings.max_depth)
         return llm
 
     def started() -> None:
-        dim(f"listening on {shown} (chat page at /, API at /v1, description at /docs); loading {engine.model} ...")
+        dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); loading {engine.model} ...")
+        listening(url)
 
-    with noted(settings.host, port, engine.model):
-        Server(settings, engine.model, load, listener, started).run()
+    server = Server(settings, engine.model, load, listener, started)
+    with noted(settings.host, port, model_id(engine.model)):
+        server.run()
+    if failure:
+        raise failure[0]

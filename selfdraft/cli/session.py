@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING
 from ..errors import InvalidRequest
 from ..params import SamplingParams
 from ..results import Piece
+from ..source import REFERENCE
 from .flags import EngineFlags, TraceFlags
 from .terminal import Bar, say
 
 if TYPE_CHECKING:
     from ..llm import LLM
+    from ..settings import Settings
 
 __all__ = [
     "check_thinking",
     "decoded",
     "is_terminal",
     "loading_bar",
+    "model_id",
     "open_model",
     "opens_reasoning",
     "report_profile",
@@ -33,11 +36,15 @@ REASONING = "<think>"
 LONG_PROMPT = 256  # tokens; a shorter one is read before a bar could be
 
 
-def open_model(engine: EngineFlags, trace: TraceFlags) -> LLM:
-    """Load a model, showing progress; what a user should know of it goes to standard error."""
+def open_model(engine: EngineFlags, trace: TraceFlags, settings: Settings | None = None) -> LLM:
+    """Load a model, showing progress; what a user should know of it goes to standard error.
+
+    Args:
+        settings: of the engine; by default those of the flags.
+    """
     from ..loading import load
 
-    settings = engine.settings()
+    settings = settings or engine.settings()
     if trace.verbose:
         logging.basicConfig(stream=sys.stderr, format="%(name)s: %(message)s")
         logging.getLogger("selfdraft").setLevel(logging.INFO)
@@ -48,9 +55,15 @@ def open_model(engine: EngineFlags, trace: TraceFlags) -> LLM:
     return llm
 
 
+def model_id(name: str) -> str:
+    """What a model's name stands for, whatever the current folder: a local folder goes by its whole path."""
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if name and name != REFERENCE and folder.is_dir() else name
+
+
 def loading_bar(model: str) -> Bar:
     """Progress of reading weights. During a download the Hub client draws its own, so this one waits for its turn."""
-    local = model == "reference" or Path(model).expanduser().exists()
+    local = model == REFERENCE or Path(model).expanduser().exists()
     return Bar(f"loading {model}", "bytes", at_once=local)
 
 

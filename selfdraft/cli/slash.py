@@ -58,7 +58,7 @@ def _reset(conversation: Conversation, argument: str) -> str:
 def _stats(conversation: Conversation, argument: str) -> str:
     if conversation.last is None:
         return "no answer yet"
-    used = f"{conversation.length:,} of {conversation.llm.context_length:,} tokens"
+    used = f"{conversation.length:,} of {conversation.context_length:,} tokens"
     return "\n".join(
         [
             "last answer",
@@ -80,11 +80,11 @@ def _figures(tally: Tally) -> list[str]:
 
 
 def _depth(conversation: Conversation, argument: str) -> str:
-    limit = conversation.llm.max_depth
+    limit = conversation.max_depth
     if argument:
         depth = parse_depth(argument)
         if isinstance(depth, int) and depth > limit:
-            allowed = f"0..{limit}" if limit else "0 only: no usable MTP head"
+            allowed = f"0..{limit}" if limit else "0 only: no MTP head is in use"
             raise InvalidRequest(f"depth {argument} is not possible here; allowed: {allowed}, or auto")
         conversation.set_depth(argument)
     return f"depth {depth_now(conversation)}"
@@ -93,9 +93,9 @@ def _depth(conversation: Conversation, argument: str) -> str:
 def depth_now(conversation: Conversation) -> str:
     """The depth of the next answer, for people."""
     depth = conversation.params.depth
-    if not conversation.llm.max_depth:
-        return "0: plain decoding, the model has no usable head"
-    return f"auto (up to {conversation.llm.max_depth})" if depth == "auto" else str(depth)
+    if not conversation.max_depth:
+        return "0: plain decoding, no MTP head is in use"
+    return f"auto (up to {conversation.max_depth})" if depth == "auto" else str(depth)
 
 
 def _system(conversation: Conversation, argument: str) -> str:
@@ -107,8 +107,7 @@ def _system(conversation: Conversation, argument: str) -> str:
 def _think(conversation: Conversation, argument: str) -> str:
     if argument not in ("", "on", "off"):
         raise InvalidRequest(f"thinking is on or off, not {argument!r}")
-    template = conversation.llm.template
-    if argument == "on" and (template is None or "enable_thinking" not in template.variables):
+    if argument == "on" and not conversation.knows_thinking:
         return "the model's chat template knows no thinking: it stays off"
     if argument:
         conversation.think = argument == "on"

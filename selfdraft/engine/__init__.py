@@ -5,8 +5,9 @@
 
 from .accept import RULES
 from .engine import Engine
+from .prefill import SCORED_TOGETHER
 from .profile import ProfiledCycle
 from .row import Request, Row, TokenScores
 from .threads import leave_tidily
 
-__all__ = ["RULES", "Engine", "ProfiledCycle", "Request", "Row", "TokenScores", "leave_tidily"]
+__all__ = ["RULES", "SCORED_TOGETHER", "Engine", "ProfiledCycle", "Request", "Row", "TokenScores", "leave_tidily"]

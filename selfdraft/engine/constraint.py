@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import SelfdraftError
+from ..errors import InvalidRequest
 
 __all__ = ["Allowed", "Constraint", "allowed_tokens", "dead_end"]
 
@@ -79,9 +79,9 @@ def allowed_tokens(
     return Allowed(mx.array(tokens), is_open)
 
 
-def dead_end(emitted: int) -> SelfdraftError:
-    """The error of a row whose constraint allows nothing after `emitted` tokens."""
-    return SelfdraftError(
+def dead_end(emitted: int) -> InvalidRequest:
+    """The error of a row whose constraint allows nothing after `emitted` tokens: whoever wrote it can mend it."""
+    return InvalidRequest(
         f"the grammar allows no token after {emitted} tokens: it has a dead end there, or it exceeds the limits of "
         "grammars; simplify it"
     )

@@ -444,12 +444,15 @@ def emit(row: Row, tokens: list[int]) -> list[int]:
 def raw_scores(logits: mx.array, tokens: mx.array, rows: Sequence[Row]) -> tuple[mx.array, ...]:
     """Raw log-probabilities of tokens [B, P] under logits [B, P, V], and the most likely ones; () if nobody asks."""
     wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
-    if not wanted:
-        return ()
+    return log_softmax_at(logits, tokens, max(wanted)) if wanted else ()
+
+
+def log_softmax_at(logits: mx.array, tokens: mx.array, top: int) -> tuple[mx.array, ...]:
+    """Log-probabilities of tokens [B, P] under logits [B, P, V]; with top > 0 also the most likely ids and theirs."""
     raw = logits.astype(mx.float32)
     logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
-    count = min(max(wanted), logits.shape[-1])
+    count = min(top, logits.shape[-1])
     if count == 0:
         return (chosen,)
     best = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[..., :count]

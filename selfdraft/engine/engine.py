@@ -67,6 +67,7 @@ class Engine:
         """Accept a request; its prompt is forwarded by the next calls of `step`. Raises what `check` raises."""
         model = self.model
         params = self.check(request)
+        assert params.max_tokens is not None
         penalised = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         policy: DepthPolicy
         if params.depth == "auto" and model.max_depth:
@@ -80,7 +81,7 @@ class Engine:
             policy=policy,
             stream=noise.stream(params.seed, request.choice),
             history=History(request.prompt, model.vocab_size) if penalised else None,
-            drafts=model.max_depth > 0 and params.depth != 0,
+            drafts=model.max_depth > 0 and params.depth != 0 and params.max_tokens > 1 and not request.only_prompt,
         )
         self._joining.append(row)
         return row

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from ..errors import ContextOverflow, InvalidRequest
-from ..params import SamplingParams
+from ..params import MAX_LOGPROBS, SamplingParams
 from ..results import FinishReason
 from ..state import RowState
 from . import noise
@@ -39,6 +39,8 @@ class Request:
             says: nothing follows it.
         on_prefill: called during prefill with (prompt tokens forwarded, prompt tokens), several times a chunk: the
             share of layers done counts as tokens. It may cancel the row.
+        prompt_logprobs: None for none; N for the scores of the prompt's own tokens, each with the N most likely.
+        only_prompt: emit nothing: the row ends behind its prompt, its reason "length".
     """
 
     prompt: Sequence[int]
@@ -48,11 +50,13 @@ class Request:
     text_stop: TextStop | None = None
     constraint: Constraint | None = None
     on_prefill: Progress | None = None
+    prompt_logprobs: int | None = None
+    only_prompt: bool = False
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Raw log-probability of an emitted token, and the most likely (id, log-probability) pairs."""
+    """Raw log-probability of a token, and the most likely (id, log-probability) pairs."""
 
     token: int
     logprob: float
@@ -85,6 +89,7 @@ class Row:
 
     Attributes:
         emitted, scores: tokens so far, and their scores if the request asks for them.
+        prompt_scores: likewise of the prompt's tokens but the first, as far as it is forwarded.
         drafts: whether its head's history is kept; a row fixed at depth 0 needs none.
         draws: noise counters used up, for rows whose noise must never repeat.
         prefill_begin: clock time of its first prefill chunk.
@@ -100,6 +105,7 @@ class Row:
     drafts: bool
     emitted: list[int] = field(default_factory=list)
     scores: list[TokenScores] = field(default_factory=list)
+    prompt_scores: list[TokenScores] = field(default_factory=list)
     pending: Pending | None = None
     statistics: RowStatistics = field(default_factory=RowStatistics)
     finish_reason: FinishReason | None = None
@@ -169,7 +175,7 @@ def validate(request: Request, *, vocab_size: int, context_length: int, max_dept
     Raises:
         ContextOverflow: the prompt leaves no room for a token.
         InvalidRequest: an empty prompt, a token or biased id outside the vocabulary, a depth the head does not allow,
-            a constraint without end tokens.
+            a constraint without end tokens, a number of prompt scores out of range.
     """
     params, prompt = request.params, request.prompt
     if len(prompt) == 0:
@@ -182,14 +188,21 @@ def validate(request: Request, *, vocab_size: int, context_length: int, max_dept
         )
     if request.constraint is not None and not request.stop_ids:
         raise InvalidRequest("a grammar needs an end token to end its sentence, and this checkpoint names none")
+    if request.prompt_logprobs is not None and not 0 <= request.prompt_logprobs <= MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"prompt_logprobs must be a whole number from 0 to {MAX_LOGPROBS}, not {request.prompt_logprobs}",
+            param="prompt_logprobs",
+        )
     room = context_length - len(prompt)
-    if room < 1:
-        raise ContextOverflow(
-            f"the prompt has {len(prompt)} tokens and the context holds {context_length}: shorten it by {1 - room}",
+    least = 0 if request.only_prompt else 1
+    if room < least:
+        raise ContextOverflow(  # in OpenAI's words, by which clients tell this refusal from others
+            f"this model's maximum context length is {context_length} tokens and the prompt has {len(prompt)}: "
+            f"shorten it by {least - room}",
             param="prompt",
         )
     if params.depth != "auto" and params.depth > max_depth:
-        allowed = f"0..{max_depth}" if max_depth else "0 only: no usable MTP head"
+        allowed = f"0..{max_depth}" if max_depth else "0 only: no MTP head is in use"
         raise InvalidRequest(f"depth {params.depth} is not possible here; allowed: {allowed}, or auto", param="depth")
     assert params.max_tokens is not None
-    return params.with_max_tokens(min(params.max_tokens, room))
+    return params.with_max_tokens(min(params.max_tokens, max(room, 1)))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from datetime import UTC, datetime
 from typing import Any
 
-import psutil
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import InvalidRequest, ModelNotFound, SelfdraftError
 from . import page
+from .api_docs import add_docs
 from .chat import Chats
 from .completions import Completions
 from .config import ServerSettings
@@ -24,13 +27,16 @@ from .dialects.wire import WireModel, read
 from .endpoints import ChatEndpoint, CompletionEndpoint, Endpoint
 from .errors import HttpError
 from .jobs import ChatJob
+from .memory import used_memory
 from .metrics import Metrics
+from .openapi import described
 from .registry import Registry
 from .security import Gate
 from .service import EngineService
-from .streaming import ClientGone
 
 __all__ = ["create_app"]
+
+log = logging.getLogger(__name__)
 
 
 class TokenizeRequest(WireModel):
@@ -62,17 +68,23 @@ def create_app(service: EngineService, registry: Registry, settings: ServerSetti
         title="Selfdraft",
         version=__version__,
         summary="Exact speculative decoding with a model's own MTP head",
+        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
         redoc_url=None,
-        middleware=[Middleware(Measure, metrics=service.metrics), Middleware(Gate, access=access, refuse=_error)],
+        middleware=[
+            Middleware(Measure, metrics=service.metrics),
+            Middleware(Catch),
+            Middleware(Gate, access=access, refuse=_error),
+        ],
     )
     chats, completions = Chats(service), Completions(service)
     _add_errors(app)
+    for endpoint in _endpoints(chats, completions):
+        endpoint.mount(app, registry, settings.keepalive)
     _add_status(app, service)
     _add_models(app, service, registry)
     _add_tokens(app, service, registry, chats)
-    for endpoint in _endpoints(chats, completions):
-        endpoint.mount(app, registry, settings.keepalive)
     app.include_router(page.router())
+    add_docs(app)
     return app
 
 
@@ -123,32 +135,34 @@ def _add_errors(app: FastAPI) -> None:
             return _error(path, HttpError(f"{path} takes {allowed}", status=405, code="method_not_allowed"))
         return _error(path, HttpError(f"there is nothing at {path[:200]}", status=error.status_code, code="not_found"))
 
-    @app.exception_handler(ClientGone)
-    async def gone(request: Request, error: ClientGone) -> Response:
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=499)  # nobody reads it
-
-    @app.exception_handler(Exception)
-    async def unknown(request: Request, error: Exception) -> Response:
-        return _error(request.url.path, error)
 
 
 def _add_status(app: FastAPI, service: EngineService) -> None:
-    @app.get("/health", summary="Whether the model is there; never waits for it")
+    @app.get(
+        "/health",
+        summary="Whether the model is there; never waits for it",
+        responses={503: {"description": "It is still being loaded, or failed", "content": {"application/json": {}}}},
+    )
     async def health() -> Response:
         figures = {"version": __version__, **service.figures}
         if service.failure is not None:
             return JSONResponse({"status": "failed", "error": str(service.failure), **figures}, 503)
+        if service.stopping:
+            return JSONResponse({"status": "stopping", **figures}, 503)
         if not service.ready:
             return JSONResponse({"status": "loading", **figures}, 503, {"Retry-After": "2"})
         return JSONResponse({"status": "ok", **figures})
 
-    @app.get("/metrics", summary="Counters for Prometheus")
+    @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
         figures, counts = service.figures, service.metrics
         counts.running.set(figures["running"])
         counts.waiting.set(figures["waiting"])
-        counts.memory.labels("resident").set(psutil.Process().memory_info().rss)
-        counts.memory.labels("promised_to_rows").set(service.promised_memory)
+        for kind, size in {**used_memory(), "promised_to_rows": service.promised_memory}.items():
+            counts.memory.labels(kind).set(size)
         return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
 
 
@@ -160,9 +174,13 @@ def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> Non
             "object": "model",
             "type": "model",
             "created": registry.created,
+            "created_at": datetime.fromtimestamp(registry.created, UTC).isoformat(),
+            "lifecycle": "active",
             "owned_by": "selfdraft",
             "display_name": name,
             "max_model_len": llm.context_length,
+            "max_input_tokens": llm.context_length,
+            "max_output_tokens": llm.defaults["max_tokens"],
             "max_depth": llm.max_depth,
         }
 
@@ -180,13 +198,21 @@ def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> Non
 
 
 def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats: Chats) -> None:
-    @app.post("/v1/messages/count_tokens", summary="How many tokens a message request sends to the model")
+    @app.post(
+        "/v1/messages/count_tokens",
+        summary="How many tokens a message request sends to the model",
+        **described(anthropic_messages.CountRequest),
+    )
     async def count(request: Request) -> dict[str, object]:
         asked = read(anthropic_messages.CountRequest, await request.body())
         registry.resolve(asked.model)
         return anthropic_messages.count_body(await chats.count(anthropic_messages.to_job(asked)))
 
-    @app.post("/tokenize", summary="The tokens of a text, or of messages as the model reads them")
+    @app.post(
+        "/tokenize",
+        summary="The tokens of a text, or of messages as the model reads them",
+        **described(TokenizeRequest),
+    )
     async def tokenize(request: Request) -> dict[str, object]:
         asked = read(TokenizeRequest, await request.body())
         registry.resolve(asked.model)
@@ -199,7 +225,7 @@ def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats:
             tokens = await asyncio.to_thread(llm.tokenizer.encode, asked.prompt or "", special=asked.add_special_tokens)
         return {"tokens": tokens, "count": len(tokens), "max_model_len": llm.context_length}
 
-    @app.post("/detokenize", summary="The text of tokens")
+    @app.post("/detokenize", summary="The text of tokens", **described(DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, object]:
         asked = read(DetokenizeRequest, await request.body())
         registry.resolve(asked.model)
@@ -207,6 +233,32 @@ def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats:
         if outside := [token for token in asked.tokens if not 0 <= token < llm.loaded.model.vocab_size]:
             raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary", param="tokens")
         return {"prompt": await asyncio.to_thread(llm.tokenizer.decode, asked.tokens, skip_special=False)}
+
+
+class Catch:
+    """ASGI middleware that answers where something broke that nobody foresaw.
+
+    Starlette would answer, too, and then let the exception go on to the server, which drops the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = scope["type"] != "http"
+
+        async def sent(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sent)
+        except Exception as error:
+            if begun:
+                raise
+            log.exception("a request failed")
+            await _error(scope["path"], error)(scope, receive, send)
 
 
 class Measure:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from ..errors import InvalidRequest
 from ..results import Piece
 from ..stream import Answer
+from ..text import Tokenizer
 from ..text.reply.events import Content
 from .chat import output_grammar
 from .dialects.openai_completions import CompletionEvent, CompletionJob, Echo
@@ -34,8 +34,6 @@ class Completions:
         return Answers(self._service, self._service.submit(answers), writers, len(answers[0].request.prompt))
 
     def _prepare(self, job: CompletionJob) -> tuple[list[Answer], list[_CompletionWriter]]:
-        if job.echo and job.params.logprobs is not None:
-            raise InvalidRequest("echo with logprobs is not possible yet: ask for one of them", param="logprobs")
         llm = self._service.llm
         grammar = output_grammar(llm.grammars, job.output) if job.output else None
         answers: list[Answer] = []
@@ -43,31 +41,41 @@ class Completions:
         for prompt in job.prompts:
             tokens = llm.tokens(prompt, raw=True)
             for choice in range(job.n):
-                answer = llm.answer(tokens, job.params, choice=choice, grammar=grammar)
-                writers.append(_CompletionWriter(len(answers), answer, echo=job.echo))
+                answer = llm.answer(
+                    tokens,
+                    job.params,
+                    choice=choice,
+                    grammar=grammar,
+                    prompt_logprobs=job.params.logprobs if job.echo else None,
+                    only_prompt=job.only_prompt,
+                    timed=job.timed,
+                )
+                writers.append(_CompletionWriter(len(answers), answer, llm.tokenizer, echo=job.echo))
                 answers.append(answer)
         return answers, writers
 
 
 class _CompletionWriter:
-    def __init__(self, index: int, answer: Answer, *, echo: bool) -> None:
+    def __init__(self, index: int, answer: Answer, tokenizer: Tokenizer, *, echo: bool) -> None:
         self._index = index
         self._answer = answer
-        self._echo = echo
+        # Spelled out here, on the worker's thread: a prompt may be long.
+        self._echo = "".join(answer.prompt_pieces) if echo else None
+        self._names = [tokenizer.token_text(id) for id in answer.request.prompt] if echo else []
 
     def events(self, piece: Piece) -> Sequence[CompletionEvent]:
         written: list[CompletionEvent] = []
-        if self._echo:
-            self._echo = False
-            written.append(self._echoed())
+        if self._echo is not None:  # with the first piece the prompt is forwarded, and its tokens are scored
+            scored = self._answer.request.prompt_logprobs is not None
+            written.append(
+                Echo(self._index, self._echo, self._names, self._answer.prompt_logprobs() if scored else None)
+            )
+            self._echo = None
         if piece.text or piece.logprobs:
-            written.append(Choice(self._index, [Content(piece.text)] if piece.text else [], piece.logprobs))
+            content = [Content(piece.text)] if piece.text else []
+            written.append(Choice(self._index, content, piece.logprobs, piece.timings))
         if piece.result is not None:
             result = piece.result
             stop = self._answer.text.stop
             written.append(Finished(self._index, result.finish_reason, stop, result.usage, 0, result.timings))
         return written
-
-    def _echoed(self) -> Echo:
-        text, names = self._answer.prompt_text()
-        return Echo(self._index, text, names, None)

@@ -1,18 +1,20 @@
-"""How the server runs: settings beside the engine's. Knows names and ranges; opens nothing."""
+"""How the server runs: its settings, beside the engine's. Knows names and ranges; opens the key file alone."""
 
 from __future__ import annotations
 
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode
 
 from ..errors import InvalidRequest
-from ..settings import checked
+from ..settings import Settings, checked
+from .instance import local_url
 from .security import Access, allowed_hosts, is_loopback
 
 __all__ = ["ServerSettings", "load_server_settings"]
@@ -22,8 +24,8 @@ _MIB = 2**20
 Names = Annotated[tuple[str, ...], NoDecode]  # in the environment: separated by commas
 
 
-class ServerSettings(BaseSettings):
-    """Settings of `selfdraft serve`; environment variables start with SELFDRAFT_, arguments win over them.
+class ServerSettings(Settings):
+    """Settings of `selfdraft serve`, and the engine's; see `Settings`. In settings.toml they stand under [server].
 
     Attributes:
         host, port: where it listens.
@@ -34,6 +36,7 @@ class ServerSettings(BaseSettings):
         alias: other names of the model, NAME or NAME=MODEL.
         strict_model: refuse names that are neither the model's nor an alias.
         ctx_size: most tokens of prompt and answer together; None is the model's own limit.
+        max_depth: most tokens drafted a cycle; 0 is plain decoding, None the model's own limit.
         rows: answers that run side by side.
         queue: answers that wait for a place.
         memory_limit: MiB that rows may use beside the weights; None takes what is free.
@@ -42,7 +45,10 @@ class ServerSettings(BaseSettings):
         drain: seconds that running answers may take after SIGTERM.
     """
 
-    model_config = SettingsConfigDict(env_prefix="SELFDRAFT_", env_ignore_empty=True, extra="ignore", frozen=True)
+    tables: ClassVar[tuple[str, ...]] = ("", "server")
+    unstored: ClassVar[Mapping[str, str]] = {
+        "api_key": "set SELFDRAFT_API_KEY, or name a file that holds the key as api_key_file"
+    }
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -53,6 +59,7 @@ class ServerSettings(BaseSettings):
     alias: Names = ()
     strict_model: bool = False
     ctx_size: int | None = Field(default=None, ge=16)
+    max_depth: int | None = Field(default=None, ge=0)
     rows: int = Field(default=16, ge=1, le=256)
     queue: int = Field(default=64, ge=0, le=4096)
     memory_limit: int | None = Field(default=None, ge=1)
@@ -72,6 +79,11 @@ class ServerSettings(BaseSettings):
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2 or "*" in origin:
                 raise ValueError(f"{origin!r} is no origin: give scheme, host and port, as in http://localhost:3000")
         return origins
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches it."""
+        return local_url(self.host, self.port)
 
     @property
     def loopback(self) -> bool:
@@ -120,9 +132,9 @@ def _checked_key(key: str, origin: str) -> str:
 
 
 def load_server_settings(**given: object) -> ServerSettings:
-    """Settings from arguments and the environment.
+    """The server's settings, and the engine's.
 
     Raises:
-        InvalidRequest: a value that is not allowed, with its name, the value and what is.
+        InvalidRequest: a value that is not allowed, with where it comes from, the value and what is.
     """
     return checked(ServerSettings, given)

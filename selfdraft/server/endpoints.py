@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -17,6 +17,7 @@ from .completions import Completions
 from .dialects import openai_completions
 from .dialects.wire import Encoder, Envelope, WireModel, read
 from .jobs import ChatJob
+from .openapi import described
 from .registry import Registry
 from .running import Answers
 from .streaming import EventStream, unless_gone
@@ -45,17 +46,14 @@ class Endpoint(ABC):
             running = await self.start(asked)
             if asked.stream:
                 encoder = self.encoder(asked, envelope, running)
-                return EventStream(_blocks(encoder, running), keepalive=encoder.keepalive(), every=keepalive)
-            return JSONResponse(self.collect(await unless_gone(request, _all(running)), asked, envelope))
+                return EventStream(_blocks(encoder, running, keepalive), running.close)
+            try:
+                events = await unless_gone(request, _all(running))
+            finally:
+                running.close()
+            return JSONResponse(self.collect(events, asked, envelope))
 
-        schema = self._request.model_json_schema(ref_template="#/components/schemas/{model}")
-        schema.pop("$defs", None)
-        app.post(
-            self.path,
-            response_model=None,
-            summary=(self._request.__doc__ or "").splitlines()[0],
-            openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
-        )(answer)
+        app.post(self.path, **described(self._request))(answer)
 
     @abstractmethod
     async def start(self, asked: Any) -> Answers:
@@ -121,25 +119,26 @@ class CompletionEndpoint(Endpoint):
 
 
 async def _all(running: Answers) -> list[Any]:
-    async with aclosing(running.events()) as events:
-        return [event async for event in events]
+    return [event async for events in running.events() for event in events]
 
 
-async def _blocks(encoder: Encoder, running: Answers) -> AsyncGenerator[str]:
-    """A stream's blocks. An error ends it in the dialect's own form: the status is sent already."""
+async def _blocks(encoder: Encoder, running: Answers, keepalive: float) -> AsyncGenerator[str]:
+    """A stream's blocks. While it says nothing, what keeps it alive comes every so many seconds: clients drop silent
+    streams. An error ends it in the dialect's own form: the status is sent already.
+    """
+    spoken = time.monotonic()
     try:
-        async with aclosing(running.events()) as events:
-            for block in encoder.start():
-                yield block
-            async for event in events:
-                for block in encoder.event(event):
-                    yield block
-        for block in encoder.done():
-            yield block
+        yield "".join(encoder.start())
+        async for events in running.events(keepalive):
+            blocks = "".join([block for event in events for block in encoder.event(event)])
+            if not blocks and time.monotonic() - spoken >= keepalive:
+                blocks = encoder.keepalive()
+            if blocks:
+                yield blocks
+                spoken = time.monotonic()
+        yield "".join(encoder.done())
     except SelfdraftError as error:
-        for block in encoder.error(error):
-            yield block
+        yield "".join(encoder.error(error))
     except Exception as error:
         log.exception("a stream broke off")
-        for block in encoder.error(error):
-            yield block
+        yield "".join(encoder.error(error))

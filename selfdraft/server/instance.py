@@ -15,8 +15,9 @@ import platformdirs
 import psutil
 
 from ..errors import SelfdraftError
+from ..files import write_atomically
 
-__all__ = ["Instance", "find", "noted", "stop"]
+__all__ = ["Instance", "find", "local_url", "noted", "stop"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Instance:
         pid: its process.
         created: when that process began, seconds since 1970: a process number is used again.
         host, port: where it listens.
-        model: the name it loaded.
+        model: the name it loaded; of a local folder, its path.
     """
 
     pid: int
@@ -39,7 +40,7 @@ class Instance:
     @property
     def url(self) -> str:
         """Where to reach it."""
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return local_url(self.host, self.port)
 
     @property
     def alive(self) -> bool:
@@ -51,12 +52,18 @@ class Instance:
             return False
 
 
+def local_url(host: str, port: int) -> str:
+    """The URL under which this machine reaches what listens on an address; all addresses include loopback."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def find() -> Instance | None:
     """The server that was noted last, if it still runs; a stale note is removed."""
     path = _path()
     try:
         instance = Instance(**json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError):
         instance = None
@@ -68,29 +75,34 @@ def find() -> Instance | None:
 
 @contextlib.contextmanager
 def noted(host: str, port: int, model: str) -> Iterator[Instance]:
-    """Keep a note of this process while it serves. With several servers the newest is noted."""
+    """Keep a note of this process while it serves. Of several servers the newest is noted; then the one before it."""
+    before = find()
     instance = Instance(os.getpid(), psutil.Process().create_time(), host, port, model)
-    path = _path()
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    fresh = path.with_suffix(f".{instance.pid}")
-    fresh.write_text(json.dumps(asdict(instance)), encoding="utf-8")
-    fresh.chmod(0o600)
-    fresh.replace(path)
+    _write(instance)
     try:
         yield instance
     finally:
         if find() == instance:
-            path.unlink(missing_ok=True)
+            if before is not None and before.alive:
+                _write(before)
+            else:
+                _path().unlink(missing_ok=True)
 
 
 def stop(instance: Instance, patience: float) -> None:
     """Ask a server to end, and wait until it has.
 
     Raises:
-        SelfdraftError: it still runs after `patience` seconds.
+        SelfdraftError: it is another user's, or still runs after `patience` seconds.
     """
-    with contextlib.suppress(ProcessLookupError):
+    try:
         os.kill(instance.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError as error:
+        raise SelfdraftError(
+            f"the server (process {instance.pid}) is another user's: stop it as that user, or with sudo"
+        ) from error
     end = time.monotonic() + patience
     while instance.alive:
         if time.monotonic() > end:
@@ -99,6 +111,10 @@ def stop(instance: Instance, patience: float) -> None:
                 "run the command again to stop it at once"
             )
         time.sleep(0.05)
+
+
+def _write(instance: Instance) -> None:
+    write_atomically(_path(), json.dumps(asdict(instance)))
 
 
 def _path() -> Path:

@@ -50,6 +50,7 @@ class ChatJob:
         enable_thinking: None leaves it to the template's own default.
         template_variables: further template variables (reasoning_effort, ...).
         continue_final: the last message is an assistant's, and the answer goes on where it ends.
+        timed: a Choice is to carry the figures so far.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -62,6 +63,7 @@ class ChatJob:
     enable_thinking: bool | None = None
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
+    timed: bool = False
 
 
 @dataclass(frozen=True)

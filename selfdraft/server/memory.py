@@ -5,14 +5,18 @@ from __future__ import annotations
 import mlx.core as mx
 import psutil
 
-from ..engine import Request
+from ..engine import SCORED_TOGETHER, Request
 from ..models.loader import LoadedModel
 from .errors import OutOfMemoryBudget
 
-__all__ = ["MemoryBudget"]
+__all__ = ["MemoryBudget", "used_memory"]
 
 _SPARE = 0.9  # share of what is free that may be promised
 _GIB = 2**30
+_REPLY_SHARE, _MOST_REPLY, _LEAST_REPLY = 4, 32768, 256  # of a context; tokens
+_SIDE_BY_SIDE = 4  # answers of the default length that should fit at once
+_SCORED_LOGIT = 20  # bytes a logit of a scored position: itself, in fp32, as log-probability, twice in its ranking
+_SCORE = 200  # bytes of a score that is kept, as the objects it becomes
 
 
 class MemoryBudget:
@@ -29,10 +33,27 @@ class MemoryBudget:
         self._limited = limit is not None
 
     def need(self, request: Request) -> int:
-        """Bytes a request may come to hold: prompt and all tokens it may emit."""
+        """Bytes a request may come to hold: prompt and all tokens it may emit, and the scores of its prompt."""
         assert request.params.max_tokens is not None
         tokens = min(len(request.prompt) + request.params.max_tokens, self._model.context_length)
-        return self._model.row_bytes(tokens)
+        return self._model.row_bytes(tokens) + self._scores(request)
+
+    def _scores(self, request: Request) -> int:
+        if request.prompt_logprobs is None:
+            return 0
+        scored = len(request.prompt) - 1
+        logits = min(scored, SCORED_TOGETHER) * self._model.vocab_size
+        return _SCORED_LOGIT * logits + _SCORE * scored * (1 + request.prompt_logprobs)
+
+    def reply_tokens(self) -> int:
+        """Tokens of an answer whose request names no limit: a part of the context, so that prompts have room.
+
+        Enough for a coding agent's turn where the memory allows it, and it is what clients are told as the limit.
+        """
+        tokens = min(self._model.context_length // _REPLY_SHARE, _MOST_REPLY)
+        while tokens > _LEAST_REPLY and not self.fits(_SIDE_BY_SIDE * self._model.row_bytes(2 * tokens)):
+            tokens //= 2
+        return max(tokens, 1)
 
     def fits(self, needed: int) -> bool:
         """Whether rows that need this much together fit."""
@@ -70,3 +91,12 @@ def free_memory() -> int:
         if most:
             return max(int(most) - mx.get_active_memory(), 0)
     return int(psutil.virtual_memory().available) + mx.get_cache_memory()
+
+
+def used_memory() -> dict[str, int]:
+    """Bytes by kind: of this process, of MLX's arrays, and of buffers that MLX keeps for its next arrays."""
+    return {
+        "resident": int(psutil.Process().memory_info().rss),
+        "arrays": mx.get_active_memory(),
+        "array_cache": mx.get_cache_memory(),
+    }

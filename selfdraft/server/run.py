@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -21,6 +24,7 @@ from .service import EngineService
 __all__ = ["Server", "bind"]
 
 _MIB = 2**20
+_FLUSH = 5  # seconds in which clients may read the end of what was written for them
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -85,11 +89,11 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=int(settings.drain),
+            timeout_graceful_shutdown=int(min(settings.drain, _FLUSH)),
             timeout_keep_alive=30,
             h11_max_incomplete_event_size=64 * 1024,
         )
-        self._web = _Web(config, started)
+        self._web = _Web(config, started, self.service, settings.drain)
         self._listener = listener
 
     def run(self) -> None:
@@ -113,12 +117,28 @@ class Server:
 
 
 class _Web(uvicorn.Server):
-    """Says when it has started."""
+    """Says when it has started, and ends in two steps: first it turns new requests away, then it stops listening."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, started: Callable[[], None], service: EngineService, patience: float
+    ) -> None:
         super().__init__(config)
         self._on_started = started
+        self._service = service
+        self._patience = patience
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._service.drain()
+        end = time.monotonic() + self._patience
+        while self._service.busy and not self.force_exit and time.monotonic() < end:
+            await asyncio.sleep(0.05)
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self.force_exit = True  # the second signal, whichever it is
+        super().handle_exit(sig, frame)

@@ -1,9 +1,8 @@
-"""Answers on their way from the engine to a dialect: given up when nobody reads. Knows no wire format."""
+"""Answers on their way from the engine to a dialect, in the order in which they come. Knows no wire format."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +20,7 @@ class Writer(Protocol):
 
 
 class Answers:
-    """The answers of one request.
+    """The answers of one request. Whoever has them closes them.
 
     Args:
         tickets, writers: one of each an answer.
@@ -36,26 +35,26 @@ class Answers:
         self._writers = writers
         self.prompt_tokens = prompt_tokens
 
-    async def events(self) -> AsyncGenerator[Any]:
-        """What comes, in the order in which it comes. Closing the generator gives the answers up.
+    async def events(self, silence: float | None = None) -> AsyncGenerator[Sequence[Any]]:
+        """What each piece says, as the pieces come; nothing, whenever none came for `silence` seconds.
 
         Raises:
             SelfdraftError: the model broke down.
         """
-        waiting = {asyncio.ensure_future(ticket.next_piece()): at for at, ticket in enumerate(self._tickets)}
-        try:
-            while waiting:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for future in done:
-                    at = waiting.pop(future)
-                    piece = future.result()
-                    for event in self._writers[at].events(piece):
-                        yield event
-                    if piece.result is None:
-                        waiting[asyncio.ensure_future(self._tickets[at].next_piece())] = at
-        finally:
-            for future in waiting:
-                future.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await future
-            self._service.cancel(self._tickets)
+        received = self._tickets[0].received  # they share it
+        unfinished = len(self._tickets)
+        while unfinished:
+            try:
+                async with asyncio.timeout(silence):
+                    index, got = await received.get()
+            except TimeoutError:
+                yield ()
+                continue
+            if isinstance(got, Exception):
+                raise got
+            unfinished -= got.result is not None
+            yield self._writers[index].events(got)
+
+    def close(self) -> None:
+        """Give up what is not finished: nobody reads any more."""
+        self._service.cancel(self._tickets)

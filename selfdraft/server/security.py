@@ -21,8 +21,9 @@ from .errors import HttpError
 
 __all__ = ["Access", "Gate", "allowed_hosts", "host_name", "is_loopback"]
 
-# What a browser needs before it can have a key (all read-only, nothing of the model in it), and what a supervisor asks.
-OPEN_PATHS = ("/", "/health", "/favicon.ico")
+# What a browser needs before it can have a key, or shows without one (all read-only, nothing of the model or of the
+# settings in it), and what a supervisor asks.
+OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/favicon.ico")
 OPEN_PREFIX = "/page/"
 
 _HOST = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?$")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..engine import leave_tidily
-from ..errors import SelfdraftError
+from ..errors import InvalidRequest, SelfdraftError
 from ..llm import LLM
 from ..results import Piece
 from ..stream import Answer
@@ -37,28 +37,21 @@ class Ticket:
 
     Attributes:
         answer: the row and its text; touched by the engine's thread only.
+        index: its place among the answers submitted with it.
         memory: bytes it is expected to need.
+        received: where its pieces go, each with `index`; shared by the answers submitted together. A piece with a
+            result, or an exception, is the last.
         submitted, first_piece, last_piece: clock times.
     """
 
     answer: Answer
+    index: int
     memory: int
     loop: asyncio.AbstractEventLoop
-    received: asyncio.Queue[Received] = field(default_factory=asyncio.Queue)
+    received: asyncio.Queue[tuple[int, Received]]
     submitted: float = field(default_factory=time.perf_counter)
     first_piece: float | None = None
     last_piece: float | None = None
-
-    async def next_piece(self) -> Piece:
-        """The next piece; the one with a result is the last.
-
-        Raises:
-            SelfdraftError: the row broke down.
-        """
-        got = await self.received.get()
-        if isinstance(got, Exception):
-            raise got
-        return got
 
 
 class EngineService:
@@ -111,26 +104,36 @@ class EngineService:
         """Queue answers, all or none. Call on the event loop.
 
         Raises:
+            InvalidRequest: more answers than could ever wait together.
             QueueFull: too many answers wait already.
             OutOfMemoryBudget: they would need more memory than there is.
             Loading: there is no model yet.
         """
         assert self._budget is not None, "answers are made from a loaded model"
+        most = self._most_rows + self._most_waiting
+        if len(answers) > most:
+            raise InvalidRequest(
+                f"the request asks for {len(answers)} answers, and {most} are the most that run or wait here: ask for "
+                "fewer prompts or a lower n",
+                param="n",
+            )
         needs = [self._budget.check(answer.request) for answer in answers]
         with self._lock:
             if self._stopping:
                 raise Loading("the server is shutting down")
-            if self._admitted + len(answers) > self._most_rows + self._most_waiting:
+            if self._admitted + len(answers) > most:
                 self.metrics.refused.inc(len(answers))
                 raise QueueFull(
-                    f"{self._admitted} answers run or wait, and {self._most_rows + self._most_waiting} are the most; "
-                    "try again later",
+                    f"{self._admitted} answers run or wait, and {most} are the most; try again later",
                     retry_after=self._retry_after(),
                 )
             self._admitted += len(answers)
-        loop = asyncio.get_running_loop()
-        tickets = [Ticket(answer, need, loop) for answer, need in zip(answers, needs, strict=True)]
-        self._mailbox.put(lambda: self._waiting.extend(tickets))
+            loop, received = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Received]]()
+            tickets = [
+                Ticket(answer, index, need, loop, received)
+                for index, (answer, need) in enumerate(zip(answers, needs, strict=True))
+            ]
+            self._mailbox.put(lambda: self._waiting.extend(tickets))  # before the thread hears of an end
         return tickets
 
     def cancel(self, tickets: Sequence[Ticket]) -> None:
@@ -139,10 +142,15 @@ class EngineService:
             ticket.answer.give_up()
         self._mailbox.put(lambda: self._drop(tickets))
 
-    def stop(self) -> None:
-        """Cancel what runs and waits, and end the thread."""
+    def drain(self) -> None:
+        """Take no more answers; the thread ends with the last of those there are."""
         with self._lock:
             self._stopping = True
+        self._mailbox.put(lambda: None)  # it may sleep
+
+    def stop(self) -> None:
+        """Cancel what runs and waits, and end the thread."""
+        self.drain()
         self._mailbox.put(lambda: self._drop([*self._waiting, *self._running]))
         self._thread.join(10)  # a model that is still being loaded is not waited for any longer
 
@@ -150,6 +158,16 @@ class EngineService:
     def ready(self) -> bool:
         """Whether the model is there."""
         return self._llm is not None and self.failure is None
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer runs or waits."""
+        return self._admitted > 0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether no more answers are taken."""
+        return self._stopping
 
     @property
     def promised_memory(self) -> int:
@@ -172,12 +190,14 @@ class EngineService:
         try:
             llm = self._load()
             self._budget = MemoryBudget(llm.loaded, self._memory_limit)
+            reply = self._budget.reply_tokens()
+            llm.defaults["max_tokens"] = min(llm.defaults.get("max_tokens", reply), reply)
             self._llm = llm  # from here on requests come in
             while self._turn(llm):
                 pass
         except BaseException as error:
             self.failure = error
-            log.exception("the engine's thread ended")
+            log.error("the engine's thread ended: %s", error, exc_info=not isinstance(error, SelfdraftError))
             self._fail_all(error)
 
     def _turn(self, llm: LLM) -> bool:
@@ -190,7 +210,7 @@ class EngineService:
             except Exception:  # its rows carry the error to their readers
                 log.exception("a step of the engine was broken off")
         self._hand_out()
-        return not (self._stopping and not self._running and not self._waiting)
+        return not self._stopping or bool(self._running or self._waiting or not self._mailbox.empty())
 
     def _obey(self, *, wait: bool) -> None:
         if wait and not self._stopping:
@@ -213,30 +233,36 @@ class EngineService:
             self._running.append(ticket)
             try:
                 ticket.answer.begin()
-            except SelfdraftError as error:
-                self._deliver([(ticket, error)])
-                self._leave(ticket)
+            except Exception as error:
+                self._deliver([(ticket, self._failed(ticket, error))])
 
     def _hand_out(self) -> None:
         ready: list[tuple[Ticket, Received]] = []
         for ticket in list(self._running):
-            received: Received | None
             try:
-                received = ticket.answer.take()
-                while received is not None:
-                    ready.append((ticket, received))
-                    self.metrics.observe_piece(ticket, received)
-                    received = ticket.answer.take()
-            except SelfdraftError as error:
-                ready.append((ticket, error))
-            if ticket.answer.over:
-                self._leave(ticket)
+                while (piece := ticket.answer.take()) is not None:
+                    ready.append((ticket, piece))
+                    self.metrics.observe_piece(ticket, piece)
+            except Exception as error:
+                ready.append((ticket, self._failed(ticket, error)))
+            else:
+                if ticket.answer.over:
+                    self._leave(ticket)
         self._deliver(ready)
+
+    def _failed(self, ticket: Ticket, error: Exception) -> Exception:
+        """Take out an answer that failed, for whatever reason: the others go on."""
+        if not isinstance(error, SelfdraftError):
+            log.error("an answer failed", exc_info=error)
+        self.metrics.observe_piece(ticket, error)
+        ticket.answer.cancel()
+        self._leave(ticket)
+        return error
 
     def _deliver(self, ready: list[tuple[Ticket, Received]]) -> None:
         """Hand pieces to their event loops, one wake-up a loop."""
         for loop in {ticket.loop for ticket, _ in ready}:
-            mine = [(ticket.received, received) for ticket, received in ready if ticket.loop is loop]
+            mine = [(ticket, received) for ticket, received in ready if ticket.loop is loop]
             try:
                 loop.call_soon_threadsafe(_put, mine)
             except RuntimeError:  # the loop was closed: nobody reads any more
@@ -266,6 +292,6 @@ class EngineService:
         self._running, self._waiting = [], deque()
 
 
-def _put(pieces: list[tuple[asyncio.Queue[Received], Received]]) -> None:
-    for reader, piece in pieces:
-        reader.put_nowait(piece)
+def _put(ready: list[tuple[Ticket, Received]]) -> None:
+    for ticket, received in ready:
+        ticket.received.put_nowait((ticket.index, received))

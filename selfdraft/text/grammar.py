@@ -7,8 +7,9 @@ engine's `Constraint` by its shape alone.
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from ..errors import InvalidRequest
 from .tokenizer import Tokenizer
 
-__all__ = ["Grammar", "Grammars", "Sentence"]
+__all__ = ["JSON_SPACE", "Grammar", "Grammars", "Sentence", "check_schema"]
 
 MAX_SCHEMA = 256 * 1024  # characters of a JSON schema
 MAX_LARK = 64 * 1024
@@ -35,6 +36,7 @@ JSON_SPACE = r"[ ]|\n{1,2}[ \t]{0,40}"
 # The library recurses along references between rules: at the sizes above it overflows an ordinary stack.
 STACK_BYTES = 256 * 1024 * 1024
 _stack_size = threading.Lock()
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?| \d+ \| .*")  # in a grammar nobody wrote
 
 # Tighter than the library's own where a hostile grammar could hold up every row that decodes (fuel, a step's time) or
 # fill the memory (states); wider where schemas of hundreds of properties need it (items).
@@ -93,7 +95,7 @@ class Grammars:
             raise InvalidRequest(
                 f"a JSON schema is an object, not {type(schema).__name__}; wrap it in one", param="json_schema"
             )
-        _check_nesting(schema)
+        check_schema(schema)
         try:
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
             _check_size("the JSON schema", text, MAX_SCHEMA, "json_schema")
@@ -110,6 +112,15 @@ class Grammars:
         """
         _check_size("the grammar", text, MAX_LARK, "grammar")
         return self._grammar(llguidance.LLMatcher.grammar_from_lark(text), "grammar")
+
+    def calls(self, text: str) -> Grammar:
+        """A grammar that `call_grammar` wrote. It may be as large as the schemas in it.
+
+        Raises:
+            InvalidRequest: it is too large, or holds what cannot be enforced; the message says what.
+        """
+        _check_size("the grammar of the tools", text, MAX_SCHEMA, "tools")
+        return self._grammar(llguidance.LLMatcher.grammar_from_lark(text), "tools")
 
     def regex(self, pattern: str) -> Grammar:
         """Text that a regular expression matches as a whole (Rust syntax, no look-around, no back references).
@@ -139,6 +150,8 @@ class Grammars:
         matcher = _on_a_large_stack(job)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split()).removesuffix(" <non-verbose/>")
+            if param == "tools":
+                reason = _PLACE.sub("", reason)
             raise InvalidRequest(f"{param} cannot be enforced: {reason[:MAX_MESSAGE]}", param=param)
         return matcher
 
@@ -161,6 +174,15 @@ class Grammar:
             return sentence
         return _Later(vocabulary.free_text(self._marker.encode()), vocabulary, sentence)
 
+    def or_else(self, other: Grammar) -> Grammar:
+        """A sentence of this grammar or of another one. At most one of them may already be such a choice."""
+        first, *more = json.loads(self._grammar)["grammars"]
+        second, *others = json.loads(other._grammar)["grammars"]
+        named = [{**first, "name": "either"}, *more, {**second, "name": "other"}, *others]
+        grammar = json.dumps({"grammars": [{"lark_grammar": "start: @either | @other"}, *named]})
+        self._grammars.compiled(grammar, self._param)
+        return Grammar(self._grammars, grammar, self._param)
+
     def after(self, marker: str) -> Grammar:
         """The same grammar behind free text that ends with `marker`, such as "</think>", and at most one empty line.
 
@@ -168,8 +190,8 @@ class Grammar:
         """
         if not marker or self._marker:
             raise ValueError("a grammar begins after one marker, and that is not empty")
-        (inner,) = json.loads(self._grammar)["grammars"]
-        grammar = json.dumps({"grammars": [{"lark_grammar": GAP}, {**inner, "name": "sentence"}]})
+        inner, *more = json.loads(self._grammar)["grammars"]
+        grammar = json.dumps({"grammars": [{"lark_grammar": GAP}, {**inner, "name": "sentence"}, *more]})
         self._grammars.compiled(grammar, self._param)
         return Grammar(self._grammars, grammar, self._param, marker)
 
@@ -308,24 +330,37 @@ class _Later:
             self._tail = self._free.behind(self._tail, token)
 
 
-class _SpelledOut:
-    """A tokenizer of a kind the library cannot read, in the form it takes instead: each token's text in an answer."""
+class _Tokens:
+    """A tokenizer in the form that the library takes from others.
+
+    The library's own reading of a tokenizer.json spells text that a grammar forces with special tokens where it holds
+    their names, and then refuses them, for they are no text: such a grammar would have a dead end.
+    """
 
     is_tokenizer_wrapper = True
 
-    def __init__(self, tokenizer: Tokenizer, end: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], special: Iterable[int], end: int) -> None:
         self.eos_token_id, self.bos_token_id = end, tokenizer.bos_id
-        texts = [tokenizer.token_text(id) for id in range(tokenizer.vocab_size)]
-        # A token without text, or with part of a character, cannot be spelled out: it is left to no grammar.
-        unknown = {id for id, text in enumerate(texts) if not text or "\ufffd" in text} | tokenizer.special_ids
-        self.tokens = [f"<{id}>".encode() if id in unknown else text.encode() for id, text in enumerate(texts)]
-        self.special_token_ids = sorted(unknown)
-        self._ids = {token: id for id, token in enumerate(self.tokens) if id not in unknown}
+        self.tokens = tokens
+        self.special_token_ids = sorted(special)
+        self._tokenizer = tokenizer
+        self._special = frozenset(special)
+        self._ids = {token: id for id, token in enumerate(tokens) if id not in self._special}
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokens that spell a text, the longest first: the library asks for them where only one text is allowed."""
-        rest, ids = text.encode() if isinstance(text, str) else text, []
+        """Tokens that spell a text, as a model would: the library asks where only one text is allowed."""
+        text = text.encode() if isinstance(text, str) else text
+        try:
+            ids = self._tokenizer.encode(text.decode(), special=False)
+        except (UnicodeDecodeError, InvalidRequest):
+            return self._greedy(text)
+        spelled = b"".join(self.tokens[id] for id in ids) == text and self._special.isdisjoint(ids)
+        return ids if spelled else self._greedy(text)  # some tokenizers put a space in front
+
+    def _greedy(self, rest: bytes) -> list[int]:
+        """The longest token first; what no token spells is left out."""
+        ids = []
         while rest:
             lengths = range(min(self._longest, len(rest)), 0, -1)
             length = next((n for n in lengths if rest[:n] in self._ids), 0)
@@ -336,12 +371,17 @@ class _SpelledOut:
 
 
 def _library_tokenizer(tokenizer: Tokenizer, ends: list[int]) -> llguidance.LLTokenizer:
-    slices = llguidance.LLTokenizer.json_slices()
     try:
-        return llguidance.LLTokenizer(tokenizer._library.to_str(), eos_token=ends, slices=slices)
+        native = llguidance.LLTokenizer(tokenizer.to_json(), eos_token=ends)
+        ids = range(native.vocab_size)
+        tokens, special = [native.decode_bytes([id]) for id in ids], {id for id in ids if native.is_special_token(id)}
     except ValueError:  # its decoder is neither byte-level nor byte-fallback
-        spelled: Any = _SpelledOut(tokenizer, ends[0])
-        return llguidance.LLTokenizer(spelled, eos_token=ends, slices=slices)
+        texts = [tokenizer.token_text(id) for id in range(tokenizer.vocab_size)]
+        # A token without text, or with part of a character, cannot be spelled out: it is left to no grammar.
+        special = {id for id, text in enumerate(texts) if not text or "\ufffd" in text} | tokenizer.special_ids
+        tokens = [f"<{id}>".encode() if id in special else text.encode() for id, text in enumerate(texts)]
+    wrapper: Any = _Tokens(tokenizer, tokens, special, ends[0])
+    return llguidance.LLTokenizer(wrapper, eos_token=ends, slices=llguidance.LLTokenizer.json_slices())
 
 
 def _on_a_large_stack(job: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:
@@ -374,8 +414,12 @@ def _parsed(text: str) -> Any:
         raise InvalidRequest(f"the JSON schema is not JSON: {error}", param="json_schema") from error
 
 
-def _check_nesting(schema: Mapping[str, Any]) -> None:
-    """Refuse a schema that nests too deep, or holds a regular expression that is too long."""
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Refuse a schema that nests too deep, or holds a regular expression that is too long.
+
+    Raises:
+        InvalidRequest: it does; the message has the figures.
+    """
     level: list[Any] = [schema]
     for _ in range(MAX_NESTING):
         below: list[Any] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..errors import InvalidRequest
 from .stream import StopMatcher
@@ -23,6 +23,10 @@ class RowText:
         min_tokens: the first min_tokens ids cannot complete a stop string (they may begin one), just as none
             of them can be an EOS.
         keep: tokens to show although they are special, such as the markers a `ReplyParser` looks for.
+        ends: told each piece of text as it becomes visible; where it says so, the row ends with that token.
+
+    Attributes:
+        offsets: where each id begins in the text, in characters; inside a character, where that begins.
 
     Raises:
         InvalidRequest: an empty stop string, a negative min_tokens.
@@ -34,13 +38,18 @@ class RowText:
         stops: Sequence[str] = (),
         min_tokens: int = 0,
         keep: frozenset[str] = frozenset(),
+        ends: Callable[[str], bool] | None = None,
     ) -> None:
         if min_tokens < 0:
             raise InvalidRequest(f"min_tokens must be 0 or more, not {min_tokens}", param="min_tokens")
         self._stream = tokenizer.stream(keep)
         self._matcher = StopMatcher(stops)
         self._min_tokens = min_tokens
-        self._count = 0
+        self._ends = ends
+        self._ended = False  # so it was said; with min_tokens, the row goes on
+        self._over = False
+        self._decoded = 0  # characters so far, those held back included
+        self.offsets: list[int] = []
         self._shown: list[str] = []
         self._taken = 0  # how many entries of _shown were taken
 
@@ -58,14 +67,17 @@ class RowText:
         """Take newly emitted ids, in order.
 
         Returns:
-            None: all are kept. A number: a stop string was completed, and this many of these ids belong to
-            the row, the one that completed it included; 0 in any later call.
+            None: all are kept. A number: the row ends, and this many of these ids belong to it, the one that
+            completed the stop string included; 0 in any later call.
         """
-        if self.stop is not None:
+        if self._over:
             return 0
         for kept, id in enumerate(ids, 1):
-            self._count += 1
-            if self._show(self._stream.push((id,)), armed=self._count > self._min_tokens):
+            self.offsets.append(self._decoded)
+            text = self._stream.push((id,))
+            self._decoded += len(text)
+            if self._show(text, armed=len(self.offsets) > self._min_tokens):
+                self._over = True
                 return kept
         return None
 
@@ -78,7 +90,7 @@ class RowText:
     def finish(self) -> str:
         """The row is over: let go of what was held back. Returns all text not taken yet."""
         if self.stop is None:
-            self._show(self._stream.finish(), armed=self._count > self._min_tokens)
+            self._show(self._stream.finish(), armed=len(self.offsets) > self._min_tokens)
             self._shown.append(self._matcher.finish())
         return self.take()
 
@@ -86,4 +98,5 @@ class RowText:
         visible, stopped = self._matcher.push(text, armed=armed)
         if visible:
             self._shown.append(visible)
-        return stopped
+            self._ended = self._ended or (self._ends is not None and self._ends(visible))
+        return stopped or (self._ended and armed)

@@ -41,6 +41,7 @@ class Tokenizer:
         self._flagged: frozenset[int] = frozenset(int(id) for id, token in added.items() if token.special)
         self.special_ids: frozenset[int] = self._flagged | self.eos_ids
         self._anchor: int | None = library.token_to_id("a")
+        self._texts: dict[int, str] = {}  # of `token_text`, at most the vocabulary
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -105,6 +106,18 @@ class Tokenizer:
     def token_text(self, id: int) -> str:
         """The text one token adds in the middle of an answer, for logprobs. Special tokens show, part of a
         character gives U+FFFD, an id outside the vocabulary nothing."""
+        text = self._texts.get(id)
+        if text is None:
+            text = self._texts[id] = self._token_text(id)
+        return text
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text that each id completes; joined, the text of all with special tokens shown."""
+        stream = TokenStream(self._library)
+        pieces = [stream.push((id,)) for id in ids]
+        return [*pieces[:-1], pieces[-1] + stream.finish()] if pieces else []
+
+    def _token_text(self, id: int) -> str:
         alone = self.decode([id], skip_special=False)
         if self._anchor is None:
             return alone
@@ -116,6 +129,11 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """Id of the token spelled exactly so in the vocabulary ("<think>"), or None."""
         return self._library.token_to_id(token)
+
+    def to_json(self) -> str:
+        """The tokenizer as a tokenizer.json, for libraries that read one."""
+        text: str = self._library.to_str()
+        return text
 
     def stream(self, keep: frozenset[str] = frozenset()) -> TokenStream:
         """A fresh incremental decoder; its pieces add up to `decode` of all the ids it was given.

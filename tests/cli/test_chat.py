@@ -14,7 +14,7 @@ import pytest
 
 from selfdraft import SamplingParams
 from selfdraft.cli.chat import GREETING, Interrupt
-from selfdraft.cli.conversation import Conversation
+from selfdraft.cli.conversation import Conversation, LocalConversation
 from selfdraft.cli.slash import Leave, obey
 from selfdraft.errors import ContextOverflow
 from selfdraft.llm import LLM
@@ -26,8 +26,8 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
 @pytest.fixture
-def conversation(llm: LLM) -> Conversation:
-    return Conversation(llm, GREEDY)
+def conversation(llm: LLM) -> LocalConversation:
+    return LocalConversation(llm, GREEDY)
 
 
 def say(conversation: Conversation, text: str, stopped: Callable[[], bool] = lambda: False) -> str:
@@ -135,7 +135,7 @@ def test_stats(conversation: Conversation) -> None:
     assert f"  tokens       {total.tokens} (" in obey(conversation, "/stats")
 
 
-def test_system_and_think(conversation: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_and_think(conversation: LocalConversation, monkeypatch: pytest.MonkeyPatch) -> None:
     assert obey(conversation, "/system") == "no system prompt"
     assert obey(conversation, "/system Be  brief.") == "system prompt: Be  brief."
     assert conversation.system == "Be  brief."

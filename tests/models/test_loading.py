@@ -408,7 +408,7 @@ def loaded_note(folder: Path) -> list[str]:
     assert llm.max_depth == 0
     generation = llm.generate([1, 2, 3], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
     assert generation.timings.emitted["plain"] == 2
-    with pytest.raises(InvalidRequest, match="no usable MTP head"):
+    with pytest.raises(InvalidRequest, match="no MTP head is in use"):
         llm.generate([1, 2, 3], SamplingParams(depth=1, max_tokens=3))
     return llm.notes
 

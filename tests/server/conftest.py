@@ -38,6 +38,7 @@ class Running:
 
     url: str
     service: EngineService
+    stop: Callable[[], None] = lambda: None
 
     @property
     def port(self) -> int:
@@ -64,7 +65,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 @contextmanager
 def running(load: Callable[[], LLM], *, ready: bool = True, **given: Any) -> Iterator[Running]:
     """A server on a free port; `given` are its settings."""
-    settings = load_server_settings(port=0, drain=0.2, **given)
+    settings = load_server_settings(**{"port": 0, "drain": 0.2, **given})
     listener = bind(settings.host, settings.port)
     started = threading.Event()
     server = Server(settings, "nano", load, listener, started.set)
@@ -74,7 +75,7 @@ def running(load: Callable[[], LLM], *, ready: bool = True, **given: Any) -> Ite
         assert started.wait(20)
         if ready:
             assert within(60, lambda: server.service.ready or server.service.failure is not None)
-        yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", server.service)
+        yield Running(f"http://127.0.0.1:{listener.getsockname()[1]}", server.service, server.stop)
     finally:
         server.stop()
         thread.join(30)

@@ -30,7 +30,7 @@ class Backend:
 
     Attributes:
         scripts: steps by the text of the last user message; other messages are answered with "You said: ...".
-        health: status of /health.
+        health: status in /health: "ok", "loading" or "failed".
         key: the API key it asks for, if any.
         held: while true, a ("hold",) step waits.
         asked: bodies of the chat requests.
@@ -39,7 +39,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.scripts: dict[str, list[Step]] = {}
-        self.health = 200
+        self.health = "ok"
         self.key: str | None = None
         self.held = True
         self.asked: list[dict[str, Any]] = []
@@ -51,7 +51,8 @@ class Backend:
 
         @app.get("/health")
         async def health() -> Response:
-            return JSONResponse({}, status_code=self.health)
+            body = {"status": self.health, "error": "weights are missing"}
+            return JSONResponse(body, status_code=200 if self.health == "ok" else 503)
 
         @app.get("/v1/models")
         async def models(request: Request) -> Response:

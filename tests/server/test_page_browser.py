@@ -1,34 +1,26 @@
 """The chat page in a real Chromium, against a scripted server. Each test also sees that the console stays clean and
-that no request leaves for anywhere else."""
+that no request leaves for anywhere else (chromium.py)."""
 
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from .chromium import browser_api, launched, watched
 from .page_backend import Backend, Step, served
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
-CHROMIUM = shutil.which("chromium")
-if CHROMIUM is None:
-    pytest.skip("Chromium is not installed (apt-get install chromium)", allow_module_level=True)
-
-expect = sync_api.expect
-PATIENCE_MS = 90_000  # for a loaded machine; a passing test does not wait
+expect = browser_api().expect
 THINKING: list[Step] = [("think", "Let me see."), ("hold",), ("text", "**Done**"), ("text", " now.")]
 CODE: list[Step] = [("text", "```python\nprint(1)\nprint(2)\n```\n\nafter")]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -38,25 +30,10 @@ def backend() -> Backend:
 
 @pytest.fixture
 def page(browser: Any, backend: Backend) -> Iterator[Any]:
-    """The page, open and ready. `page.expected` matches the console errors a test provokes."""
-    with served(backend.app()) as address:
-        context = browser.new_context(base_url=address, viewport={"width": 1100, "height": 800})
-        context.grant_permissions(["clipboard-read", "clipboard-write"])
-        context.set_default_timeout(PATIENCE_MS)
-        expect.set_options(timeout=PATIENCE_MS)
-        page = context.new_page()
-        page.expected = r"(?!)"
-        complaints: list[str] = []
-        page.on("console", lambda message: complaints.append(message.text) if message.type != "log" else None)
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        addresses: list[str] = []
-        page.on("request", lambda request: addresses.append(request.url))
-        page.goto("/")
+    """The page, open. `page.expected` matches the console errors a test provokes."""
+    with served(backend.app()) as address, watched(browser, address) as page:
         yield page
         backend.held = False
-        context.close()
-        assert [text for text in complaints if not re.search(page.expected, text)] == []
-        assert [url for url in addresses if not url.startswith(address)] == []
 
 
 def send(page: Any, text: str) -> None:
@@ -241,6 +218,7 @@ def test_hostile_answers_are_inert(page: Any, backend: Backend) -> None:
         ([("text", "Half"), ("cut",)], ["Half", "The connection ended before the answer did."]),
         ([("refuse", 400, "The prompt has 9000 tokens, the model takes 4096.")], ["9000 tokens", "then retry"]),
         ([("refuse", 429, "Queue full.")], ["Queue full.", "Try again in a moment."]),
+        ([("refuse", 413, "No room.")], ["No room.", "start a new chat"]),
     ],
 )
 def test_a_failure_is_told_and_can_be_retried(page: Any, backend: Backend, steps: list[Step], words: list[str]) -> None:
@@ -258,7 +236,7 @@ def test_a_failure_is_told_and_can_be_retried(page: Any, backend: Backend, steps
 
 def test_a_server_that_loads_or_is_gone_is_shown_and_found_again(page: Any, backend: Backend) -> None:
     page.expected = "status of 503|ERR_FAILED"
-    backend.health = 503
+    backend.health = "loading"
     page.reload()
     expect(page.locator("#server-loading")).to_be_visible()
     page.fill("#input", "early")
@@ -266,11 +244,44 @@ def test_a_server_that_loads_or_is_gone_is_shown_and_found_again(page: Any, back
     page.route("**/health", lambda route: route.abort())
     expect(page.locator("#server-gone")).to_be_visible()
     expect(page.locator("#server-loading")).to_be_hidden()
-    backend.health = 200
+    backend.health = "ok"
     page.unroute("**/health")
     expect(page.locator("#server-gone")).to_be_hidden()
     page.press("#input", "Enter")
     answered(page, "You said: early")
+
+
+def test_a_model_that_could_not_be_loaded_is_told(page: Any, backend: Backend) -> None:
+    page.expected = "status of 503"
+    backend.health = "failed"
+    page.reload()
+    expect(page.locator("#server-failed")).to_contain_text("weights are missing. Start the server again.")
+    expect(page.locator("#server-loading")).to_be_hidden()
+
+
+def test_two_tabs_show_one_chat_and_only_one_writes_it(page: Any, backend: Backend) -> None:
+    backend.scripts["slow"] = [("text", "Some"), ("hold",), ("text", " more")]
+    other = page.context.new_page()
+    other.goto("/")
+    send(page, "slow")
+    other.locator(".chat-title", has_text="slow").click()
+    answer = other.locator(".answer")
+    expect(answer).to_have_attribute("data-status", "streaming")
+    send(other, "me too")
+    expect(other.locator("#notice")).to_contain_text("Another tab is answering in this chat")
+    expect(other.locator("#input")).to_have_value("me too")
+    backend.held = False
+    expect(answer).to_have_attribute("data-status", "done")
+    expect(answer.locator(".markdown")).to_have_text("Some more")
+    other.press("#input", "Enter")
+    answered(other, "You said: me too")
+    answered(page, "You said: me too")
+    backend.held = True
+    send(page, "slow")
+    expect(answer).to_have_count(3)
+    expect(answer.last).to_have_attribute("data-status", "streaming")
+    page.reload()
+    expect(answer.last).to_have_attribute("data-status", "stopped")
 
 
 def test_a_key_is_asked_for_and_kept_for_the_tab(page: Any, backend: Backend) -> None:
@@ -288,6 +299,30 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(page: Any, backend: Backend) ->
     expect(page.locator("#model-name")).to_have_text("nano-mtp")
     expect(page.locator("#key-dialog")).to_be_hidden()
     assert "secret" not in page.evaluate("JSON.stringify({...localStorage})")
+
+
+def test_a_key_that_was_not_given_is_asked_for_when_it_is_needed(page: Any, backend: Backend) -> None:
+    page.expected = "status of 401"
+    backend.key = "secret"
+    page.reload()
+    dialog, key = page.locator("#key-dialog"), page.get_by_role("textbox", name="API key")
+    for entered in ("wrong", "wrong"):
+        key.fill(entered)
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-wrong")).to_be_visible()
+    key.press("Escape")
+    page.fill("#input", "hi")
+    page.press("#input", "Enter")
+    expect(dialog).to_be_visible()
+    expect(page.locator("#key-wrong")).to_be_hidden()
+    key.press("Escape")
+    expect(page.locator("#notice")).to_contain_text("API key")
+    page.press("#input", "Enter")
+    key.fill("secret")
+    page.keyboard.press("Enter")
+    answered(page, "You said: hi")
+    expect(page.locator("#model-name")).to_have_text("nano-mtp")
+    assert [asked["model"] for asked in backend.asked] == ["nano-mtp"]
 
 
 def test_settings_reach_the_request_and_bad_ones_do_not(page: Any, backend: Backend) -> None:

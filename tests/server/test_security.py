@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import selfdraft
 from selfdraft.errors import InvalidRequest, ModelNotFound
 from selfdraft.llm import LLM
+from selfdraft.server import security
 from selfdraft.server.config import load_server_settings
 from selfdraft.server.registry import Registry
 from selfdraft.server.security import host_name, is_loopback
@@ -76,19 +83,85 @@ def test_allowed_origins_and_names(guarded: Running) -> None:
 
 def test_the_key_guards_all_but_the_page_and_health(guarded: Running) -> None:
     with guarded.client() as client:
-        for path in ("/v1/models", "/metrics", "/openapi.json", "/docs", "/nothing"):
+        for path in ("/v1/models", "/metrics", "/nothing"):
             assert client.get(path).status_code == 401, path
             assert client.get(path, headers={"authorization": "Bearer wrong"}).status_code == 401
             assert client.get(path, headers={"authorization": f"Basic {KEY}"}).status_code == 401
         assert client.post("/page/render", json={"text": "x"}).status_code == 401
         for headers in ({"authorization": f"Bearer {KEY}"}, {"authorization": f"bearer {KEY}"}, {"x-api-key": KEY}):
             assert client.get("/v1/models", headers=headers).status_code == 200
-        assert client.get("/health").status_code == 200
-        assert client.get("/").status_code == 200
+        for path in ("/health", "/", "/page/app.js", "/docs", "/openapi.json"):
+            assert client.get(path).status_code == 200, path
         refused = client.post("/v1/messages", json={})
         assert refused.status_code == 401
         assert refused.json()["error"]["type"] == "authentication_error"
         assert KEY not in refused.text
+
+
+def test_keys_are_compared_in_constant_time(guarded: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+    compare = security.hmac.compare_digest
+    monkeypatch.setattr(security.hmac, "compare_digest", lambda a, b: compared.append((a, b)) or compare(a, b))
+    with guarded.client() as client:
+        assert client.get("/v1/models", headers={"x-api-key": KEY[:-1] + "x"}).status_code == 401
+        assert client.get("/v1/models", headers={"x-api-key": "é".encode("latin-1")}).status_code == 401
+        assert client.get("/v1/models", headers={"x-api-key": KEY}).status_code == 200
+    assert compared == [((KEY[:-1] + "x").encode(), KEY.encode()), ("é".encode(), KEY.encode()), (KEY.encode(),) * 2]
+
+
+def test_a_key_is_never_an_argument() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "selfdraft", "serve", "--api-key", KEY], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 2
+    assert "--api-key" in ended.stderr
+
+
+def test_the_log_holds_no_key_and_no_text(load_nano: Callable[[], LLM], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # ours is the server's log
+    logging.getLogger("httpcore").setLevel(logging.WARNING)
+
+    def load() -> LLM:
+        llm = load_nano()
+        step, llm.broken = llm.engine.step, False  # type: ignore[attr-defined]
+
+        def breaking() -> object:
+            if llm.broken:  # type: ignore[attr-defined]
+                llm.engine.step = step  # type: ignore[method-assign]
+                with llm.engine._failing(llm.engine.rows):
+                    raise RuntimeError("out of memory")
+            return step()
+
+        llm.engine.step = breaking  # type: ignore[assignment, method-assign]
+        loaded.append(llm)
+        return llm
+
+    loaded: list[LLM] = []
+    secret = "xylophone"
+    chat = {"model": secret, "messages": [{"role": "user", "content": secret}], "max_tokens": 4}
+    with running(load, api_key=KEY) as server, server.client(headers={"x-api-key": KEY}) as client:
+        answers = [
+            client.post("/v1/chat/completions", json=chat),
+            client.post("/v1/chat/completions", json={**chat, "stream": True}),
+            client.post("/v1/messages", json={**chat, "system": secret}),
+            client.post("/v1/completions", json={"model": secret, "prompt": secret, "max_tokens": 4, "stop": secret}),
+            client.post("/v1/chat/completions", json={**chat, "tools": secret}),
+            client.post("/v1/chat/completions", content=f'{{"model": "{secret}'.encode()),
+            client.post("/tokenize", json={"prompt": secret}),
+            client.get(f"/v1/models/{secret}?{secret}"),
+            client.get("/v1/models", headers={"x-api-key": KEY + "x"}),
+        ]
+        loaded[0].broken = True  # type: ignore[attr-defined]
+        answers.append(client.post("/v1/chat/completions", json=chat))
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 400, 400, 200, 404, 401, 500]
+    written = "\n".join(logging.Formatter().format(record) for record in caplog.records)
+    assert "row done" in written
+    assert "out of memory" in written
+    assert KEY not in written
+    assert secret not in written
+    assert "out of memory" in answers[-1].text
+    assert "Traceback" not in answers[-1].text
 
 
 def test_a_body_is_bounded_however_it_comes(guarded: Running) -> None:
@@ -150,6 +223,98 @@ def test_names_of_models() -> None:
     assert Registry("/home/x/models/nano/", lenient=True).resolve("claude-opus") == "nano"
     with pytest.raises(InvalidRequest, match="--alias"):
         Registry("a", ("b=c",), lenient=True)
+
+
+PATHS = ("../../etc/passwd", "/etc/passwd", "~/.ssh/id_rsa", "Qwen/Qwen3-0.6B", "file:///etc", "..", ".", "", "a\x00b")
+
+
+def test_a_models_name_is_never_a_path(
+    load_nano: Callable[[], LLM], server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(load_nano, strict_model=True, alias=("fast",)) as strict, strict.client() as client:
+
+        def touched(*given: object, **_: object) -> None:
+            raise AssertionError(f"a request reached the disk: {given}")
+
+        for name in ("selfdraft.source.find_model", "selfdraft.models.checkpoint.classify"):
+            monkeypatch.setattr(name, touched)
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        for name in PATHS:
+            for path in ("/v1/chat/completions", "/v1/messages"):
+                refused = client.post(path, json={**chat, "model": name})
+                assert refused.status_code == 404, (name, refused.text)
+                assert "nano, fast" in refused.json()["error"]["message"]
+            assert client.post("/tokenize", json={"model": name, "prompt": "x"}).status_code == 404
+        assert client.post("/v1/chat/completions", json={**chat, "model": "fast"}).json()["model"] == "fast"
+        assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["nano", "fast"]
+        with server.client() as lenient:
+            for name in PATHS:
+                assert lenient.post("/v1/chat/completions", json={**chat, "model": name}).json()["model"] == "nano"
+
+
+def test_names_are_strict_where_others_can_reach_the_server(load_nano: Callable[[], LLM]) -> None:
+    with (
+        running(load_nano, host="0.0.0.0", api_key=KEY) as anywhere,
+        anywhere.client(headers={"x-api-key": KEY}) as client,
+    ):
+        asked = {"model": "gpt-4o", "prompt": "x", "max_tokens": 1}
+        assert client.post("/v1/completions", json=asked).status_code == 404
+        # Any address may be called, no name: a name can be pointed here.
+        assert client.get("/v1/models", headers={"host": "192.0.2.1:8000"}).status_code == 200
+        assert client.get("/v1/models", headers={"host": "evil.example:8000"}).status_code == 403
+
+
+def test_an_address_of_ipv6(load_nano: Callable[[], LLM]) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    with running(load_nano, host="::1") as server:
+        url = f"http://[::1]:{server.port}"
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+            assert client.get("/v1/models", headers={"origin": url}).status_code == 200
+            assert client.get("/v1/models", headers={"host": "[2001:db8::1]:80"}).status_code == 403
+
+
+def test_images_are_not_fetched(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, server.client() as client:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x.png"
+        part = {"type": "image_url", "image_url": {"url": url}}
+        asked = {"model": "m", "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+        assert client.post("/v1/chat/completions", json=asked).status_code == 400
+        source = {"type": "image", "source": {"type": "url", "url": url}}
+        asked["messages"] = [{"role": "user", "content": [source]}]
+        assert client.post("/v1/messages", json=asked).status_code == 400
+        listener.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+def test_the_context_can_be_bounded_and_a_bound_is_told(nano_folder: Path) -> None:
+    def load() -> LLM:
+        llm = selfdraft.load(str(nano_folder))
+        llm.limit_context(100)
+        return llm
+
+    with running(load) as server, server.client() as client:
+        (model,) = client.get("/v1/models").json()["data"]
+        assert model["max_model_len"] == 100
+        asked = {"model": "m", "prompt": [5] * 100, "max_tokens": 1}
+        refused = client.post("/v1/completions", json=asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        asked |= {"prompt": [5] * 90, "max_tokens": 1000, "ignore_eos": True, "temperature": 0}
+        assert client.post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 10
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of files are POSIX's")
+def test_a_key_file_is_made_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        load_server_settings(api_key_file=tmp_path / "key").access()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
 
 
 @given(st.text(max_size=40))

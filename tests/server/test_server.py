@@ -14,6 +14,7 @@ import pytest
 
 from selfdraft.errors import SelfdraftError
 from selfdraft.llm import LLM
+from selfdraft.server.chat import Chats
 from selfdraft.server.run import bind
 
 from .conftest import Running, running, within
@@ -98,6 +99,40 @@ def test_a_client_that_leaves_frees_its_row(server: Running) -> None:
         assert chat(client)["usage"]["completion_tokens"] == 12
 
 
+def test_a_client_that_leaves_before_it_is_answered_is_given_up(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared, left, submitted = threading.Event(), threading.Event(), threading.Event()
+    prepare, submit = Chats._prepare, server.service.submit
+
+    def slowly(self: Chats, job: Any) -> Any:
+        done = prepare(self, job)
+        prepared.set()
+        assert left.wait(10)
+        return done
+
+    def noting(answers: Any) -> Any:
+        tickets = submit(answers)
+        submitted.set()
+        return tickets
+
+    monkeypatch.setattr(Chats, "_prepare", slowly)
+    monkeypatch.setattr(server.service, "submit", noting)
+    body = json.dumps(asked(stream=True, max_tokens=3000)).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    for sent in (body[:20], body):
+        connection = socket.create_connection(("127.0.0.1", server.port))
+        connection.sendall(head.encode() + sent)
+        assert sent != body or prepared.wait(10)
+        connection.close()
+        with server.client() as client:
+            assert client.get("/health").status_code == 200  # by now the server has seen it go
+    left.set()
+    assert submitted.wait(10)
+    assert server.idle(3)  # 3000 tokens take longer
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_health_answers_while_loading_and_while_busy(load_nano: Callable[[], LLM]) -> None:
     go = threading.Event()
 
@@ -115,7 +150,7 @@ def test_health_answers_while_loading_and_while_busy(load_nano: Callable[[], LLM
         go.set()
         assert within(30, lambda: client.get("/health").status_code == 200)
         with client.stream("POST", "/v1/chat/completions", json=asked(stream=True, max_tokens=3000)):
-            assert client.get("/health").json()["running"] == 1
+            assert within(10, lambda: client.get("/health").json()["running"] == 1)
 
 
 def test_a_model_that_cannot_be_loaded_is_said_so() -> None:

@@ -179,6 +179,17 @@ CASES: dict[str, tuple[str, str, list[ReplyEvent]]] = {
         '<tool_call>\n{"name": "f", "arguments": "{\\"a\\": \\"\\u00e9\\n\\"}"}\n</tool_call>',
         call('{"a": "é\\n"}'),
     ),
+    "hermes, no JSON": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"a": 01}}</tool_call>b',
+        [*call('{"a": 01}', complete=False), Content("b")],
+    ),
+    "hermes, no object": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+        call("[1]", complete=False),
+    ),
+    "v3.1, not a number": ("deepseek-v3.1", V31.format("f", '{"a": NaN}'), call('{"a": NaN}', complete=False)),
     "hermes, no arguments": ("hermes", '<tool_call>{"name": "f"}</tool_call>', call("{}")),
     "hermes, null arguments": ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', call("{}")),
     "hermes, line break in a string": (
@@ -223,6 +234,33 @@ CASES: dict[str, tuple[str, str, list[ReplyEvent]]] = {
         "glm",
         "<tool_call>f<arg_key>flag</arg_key><arg_value>true</arg_value></tool_call>",
         call('{"flag": true}'),
+    ),
+    "mimo, tags in a JSON string": (
+        "mimo",
+        '<tool_call><function=f><parameter=list>["</parameter><parameter=text>", "\\"</parameter></function>"]'
+        "</parameter><parameter=number>3</parameter></function></tool_call>b",
+        [
+            *call('{"list": ["</parameter><parameter=text>", "\\"</parameter></function>"], "number": 3}'),
+            Content("b"),
+        ],
+    ),
+    "mimo, a quote forgotten": (
+        "mimo",
+        '<tool_call><function=f><parameter=list>["a]</parameter><parameter=text>x</parameter></function></tool_call>'
+        "<tool_call><function=g></function></tool_call>b",
+        [*call('{"list": "[\\"a]", "text": "x"}'), *call("{}", index=1, name="g"), Content("b")],
+    ),
+    "mimo, two quotes forgotten": (
+        "mimo",
+        '<tool_call><function=f><parameter=list>["a]</parameter><parameter=object>{"b: 1}</parameter></function>'
+        "</tool_call>b",
+        [*call('{"list": "[\\"a]", "object": "{\\"b: 1}"}'), Content("b")],
+    ),
+    "glm, a quote forgotten before a line break": (
+        "glm",
+        '<tool_call>f\n<arg_key>list</arg_key>\n<arg_value>["a]\n</arg_value>\n<arg_key>flag</arg_key>\n'
+        "<arg_value>true</arg_value>\n</tool_call>b",
+        [*call('{"list": "[\\"a]\\n", "flag": true}'), Content("b")],
     ),
     "glm, no call": ("glm", "a <tool_call> is <tool_call>f x", [Content("a <tool_call> is <tool_call>f x")]),
     "glm, cut": (
@@ -295,11 +333,10 @@ def test_cuts_do_not_matter(format: str, text: str, sizes: list[int], in_reasoni
     assert parse(format, text, in_reasoning=in_reasoning) == whole
     starts = [event.index for event in whole if isinstance(event, ToolStart)]
     assert starts == [event.index for event in whole if isinstance(event, ToolEnd)] == [*range(len(starts))]
-    if format in ("qwen-xml", "mimo", "glm"):  # where the object's syntax is ours, not the model's
-        complete = {event.index for event in whole if isinstance(event, ToolEnd) and event.complete}
-        for event in whole:
-            if isinstance(event, ToolArguments) and event.index in complete:
-                assert isinstance(json.loads(event.json), dict)
+    complete = {event.index for event in whole if isinstance(event, ToolEnd) and event.complete}
+    for event in whole:
+        if isinstance(event, ToolArguments) and event.index in complete:
+            assert isinstance(json.loads(event.json), dict)
 
 
 @settings(max_examples=100, deadline=None)

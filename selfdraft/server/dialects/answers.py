@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,7 +14,7 @@ from ...results import TokenLogprob
 from ...text.reply.events import Content, Reasoning, ReplyEvent, ToolArguments, ToolEnd, ToolStart
 from ..jobs import Choice, Finished, JobEvent
 
-__all__ = ["Answer", "Close", "More", "Open", "Part", "PartCutter", "Step", "gather", "wanted"]
+__all__ = ["Answer", "Close", "More", "Open", "Part", "PartCutter", "Step", "gather"]
 
 
 @dataclass(eq=False)
@@ -23,6 +25,7 @@ class Part:
         number: its place among the parts.
         name, call: of a call, the tool's name and its place among the calls.
         pieces: the text, or a call's arguments, as they came.
+        complete: False of a call whose arguments broke off.
     """
 
     kind: Literal["reasoning", "text", "call"]
@@ -30,6 +33,7 @@ class Part:
     name: str = ""
     call: int = 0
     pieces: list[str] = field(default_factory=list)
+    complete: bool = True
 
     @property
     def text(self) -> str:
@@ -38,12 +42,25 @@ class Part:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """A call's arguments as an object: of a call that was cut off, what can be read."""
+        """A call's arguments as an object: of a call that was cut off, the members that are complete.
+
+        So do the official clients read such a stream. They have to look at the stop reason before they call.
+        """
+        text = self.text or "{}"
         try:
-            value = from_json(self.text or "{}", allow_partial=True)
-        except ValueError:
+            if self.complete:
+                value = json.loads(text, parse_float=_finite)
+            else:
+                value = from_json(text, allow_partial=True, allow_inf_nan=False)
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def _finite(number: str) -> float:
+    """A number as far as JSON can be written: a model may write 1e999."""
+    most = sys.float_info.max
+    return max(-most, min(float(number), most))
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ class More:
 
 @dataclass(frozen=True)
 class Close:
-    """A part is complete."""
+    """A part is over."""
 
     part: Part
 
@@ -98,7 +115,9 @@ class PartCutter:
                 return [*self.finish(), self._begin(Part("call", len(self.parts), name, index))]
             case ToolArguments(_, piece):
                 return self._more("call", piece)
-            case ToolEnd():
+            case ToolEnd(_, complete):
+                if self._open is not None:
+                    self._open.complete = complete
                 return self.finish()
 
     def finish(self) -> list[Step]:
@@ -143,19 +162,8 @@ class Answer:
         return [part for part in self.parts if part.kind == "call"]
 
 
-def wanted(events: Sequence[ReplyEvent], parallel: bool) -> list[ReplyEvent]:
-    """The events without those of further calls, where a client takes one call at a time."""
-    tool = (ToolStart, ToolArguments, ToolEnd)
-    return [event for event in events if parallel or not isinstance(event, tool) or event.index == 0]
-
-
-def gather(events: Iterable[JobEvent], *, parallel: bool = True) -> list[Answer]:
-    """The answers of a job, by index.
-
-    Args:
-        events: all of them; every answer has its Finished among them.
-        parallel: whether an answer may hold several calls.
-    """
+def gather(events: Iterable[JobEvent]) -> list[Answer]:
+    """The answers of a job, by index; every answer has its Finished among the events."""
     cutters: dict[int, PartCutter] = {}
     logprobs: dict[int, list[TokenLogprob]] = {}
     finished: dict[int, Finished] = {}
@@ -163,7 +171,7 @@ def gather(events: Iterable[JobEvent], *, parallel: bool = True) -> list[Answer]
         cutter = cutters.setdefault(event.index, PartCutter())
         if isinstance(event, Choice):
             logprobs.setdefault(event.index, []).extend(event.logprobs or ())
-            for reply in wanted(event.events, parallel):
+            for reply in event.events:
                 cutter.push(reply)
         else:
             finished[event.index] = event

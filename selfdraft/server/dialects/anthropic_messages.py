@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ContextOverflow
 from ..jobs import Finished, JobEvent
-from .answers import Close, More, Open, Part, PartCutter, Step, gather, wanted
+from .answers import Close, More, Open, Part, PartCutter, Step, gather
 from .anthropic_request import CountRequest, MessagesRequest, to_job
 from .failures import Failure, describe
 from .wire import Envelope, sse
@@ -49,7 +49,6 @@ class MessageStream:
     """
 
     def __init__(self, request: MessagesRequest, envelope: Envelope, *, prompt_tokens: int = 0) -> None:
-        self._parallel = request.parallel
         self._envelope = envelope
         self._prompt_tokens = prompt_tokens
         self._cutter = PartCutter()
@@ -61,7 +60,7 @@ class MessageStream:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(self._prompt_tokens, 0),
+            "usage": _usage(self._prompt_tokens),
         }
         return [_event({"type": "message_start", "message": message}), self.keepalive()]
 
@@ -73,11 +72,11 @@ class MessageStream:
             delta = {
                 "type": "message_delta",
                 "delta": {"stop_reason": reason, "stop_sequence": stop},
-                "usage": _usage(event.usage.prompt_tokens, event.usage.completion_tokens),
+                "usage": _usage(event.usage.prompt_tokens, event),
                 "timings": asdict(event.timings),
             }
             return [*ends, _event(delta)]
-        steps = [step for reply in wanted(event.events, self._parallel) for step in self._cutter.push(reply)]
+        steps = [step for reply in event.events for step in self._cutter.push(reply)]
         return [block for step in steps for block in self._step(step)]
 
     def done(self) -> list[str]:
@@ -108,7 +107,7 @@ class MessageStream:
 
 def collect(events: Iterable[JobEvent], request: MessagesRequest, envelope: Envelope) -> dict[str, Any]:
     """The whole response, from all events of the one answer."""
-    (answer,) = gather(events, parallel=request.parallel)
+    (answer,) = gather(events)
     end = answer.finished
     reason, stop = _stop_reason(end, len(answer.calls))
     return {
@@ -116,7 +115,7 @@ def collect(events: Iterable[JobEvent], request: MessagesRequest, envelope: Enve
         "content": [_block(part, envelope, whole=True) for part in answer.parts],
         "stop_reason": reason,
         "stop_sequence": stop,
-        "usage": _usage(end.usage.prompt_tokens, end.usage.completion_tokens),
+        "usage": _usage(end.usage.prompt_tokens, end),
         "timings": asdict(end.timings),
     }
 
@@ -156,12 +155,14 @@ def _stop_reason(end: Finished, calls: int) -> tuple[str, str | None]:
     return ("end_turn", None) if end.stop is None else ("stop_sequence", end.stop)
 
 
-def _usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
+def _usage(input_tokens: int, end: Finished | None = None) -> dict[str, Any]:
+    """The tokens of the prompt, and of the answer once it is at its end."""
     return {
         "input_tokens": input_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
-        "output_tokens": output_tokens,
+        "output_tokens": end.usage.completion_tokens if end else 0,
+        "output_tokens_details": {"thinking_tokens": end.reasoning_tokens if end else 0},
     }
 
 

@@ -28,12 +28,16 @@ class Message(WireModel):
 
 
 class Tool(WireModel):
-    """A tool that a request declares; one with a type of its own runs at Anthropic, and is skipped."""
+    """A tool that a request declares; one with a type of its own runs at Anthropic, and is skipped.
+
+    One that loads later is not shown to the model before the client's tool search has found it.
+    """
 
     type: str | None = None
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    defer_loading: bool | None = None
 
 
 class Choice(WireModel):
@@ -45,9 +49,9 @@ class Choice(WireModel):
 
 
 class Thinking(WireModel):
-    """`thinking`."""
+    """`thinking`. "between_tools" is disabled, but for notes between calls, which no template tells apart."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Positive | None = None
 
 
@@ -102,7 +106,7 @@ def to_job(request: CountRequest) -> ChatJob:
         _add_message(conversation, message, f"messages[{n}].content")
     if not conversation.messages:
         raise InvalidRequest("messages is empty; send at least one message", param="messages")
-    tools = _tools(request.tools)
+    tools = _tools(request)
     max_tokens = None
     if isinstance(request, MessagesRequest):
         max_tokens = request.max_tokens
@@ -112,7 +116,7 @@ def to_job(request: CountRequest) -> ChatJob:
     config = request.output_config
     enabled, variables = thinking(request, config.effort if config else None)
     if request.enable_thinking is None and "enable_thinking" not in (request.chat_template_kwargs or {}):
-        enabled = request.thinking is not None and request.thinking.type != "disabled"
+        enabled = request.thinking is not None and request.thinking.type in ("enabled", "adaptive")
     if request.thinking and request.thinking.budget_tokens:
         variables["thinking_budget"] = request.thinking.budget_tokens
     return ChatJob(
@@ -183,9 +187,20 @@ def _tool_result(block: dict[str, Any], where: str) -> str:
     content = block.get("content")
     if content is not None and not isinstance(content, str | list):
         raise InvalidRequest(f"{where}.content must be a string or a list of blocks", param="messages")
+    if isinstance(content, list):
+        content = [_found_tool(part) for part in content]
     text = text_of(content, f"{where}.content", separator="\n")
     # Templates know no failed results; without a word the model would take it for a success.
     return f"Error: {text}" if block.get("is_error") is True else text
+
+
+def _found_tool(part: object) -> object:
+    """A reference to a tool in words; the definition itself is among the tools."""
+    match part:
+        case {"type": "tool_reference", "tool_name": str(name)}:
+            return f"{name} can be called now."
+        case _:
+            return part
 
 
 def _user_block(block: dict[str, Any], where: str) -> str:
@@ -202,12 +217,21 @@ def _string(value: object, where: str) -> str:
     return value
 
 
-def _tools(tools: list[Tool] | None) -> list[dict[str, Any]]:
+def _tools(request: CountRequest) -> list[dict[str, Any]]:
+    found = _found_tools(request.messages)
     return [
         function_tool(tool.name, tool.description, tool.input_schema, f"tools[{n}]")
-        for n, tool in enumerate(tools or ())
-        if tool.type in (None, "custom")
+        for n, tool in enumerate(request.tools or ())
+        if tool.type in (None, "custom") and not (tool.defer_loading and tool.name not in found)
     ]
+
+
+def _found_tools(messages: list[Message]) -> set[str]:
+    """Names that results of a tool search refer to."""
+    blocks = [block for message in messages if isinstance(message.content, list) for block in message.content]
+    results = [block.get("content") for block in blocks if block.get("type") == "tool_result"]
+    parts = [part for result in results if isinstance(result, list) for part in result if isinstance(part, dict)]
+    return {str(part.get("tool_name")) for part in parts if part.get("type") == "tool_reference"}
 
 
 def _tool_choice(choice: Choice | None) -> ToolChoice:

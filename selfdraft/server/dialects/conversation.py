@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from ...errors import InvalidRequest
 from . import limits
 from .limits import at_most
 
-__all__ = ["Conversation", "is_open", "part_text", "text_of"]
+__all__ = ["Conversation", "is_open", "part_text", "results_in_order", "text_of"]
 
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})
 
@@ -55,7 +56,7 @@ class Conversation:
         system = [{"role": "system", "content": instructions}] if instructions else []
         if not system and not self.messages:
             raise InvalidRequest("there is no message; send at least one", param="messages")
-        return system + self.messages
+        return system + results_in_order(self.messages)
 
     @property
     def open_ended(self) -> bool:
@@ -66,6 +67,26 @@ class Conversation:
 def is_open(message: Mapping[str, Any]) -> bool:
     """Whether an answer can go on where this message ends."""
     return message["role"] == "assistant" and not message.get("tool_calls")
+
+
+def results_in_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with results that stand together in the order of their calls, those without a call last.
+
+    Templates write no ids: the model knows the results of several calls by their order alone, and clients send them as
+    they come. A result whose call is not there, because the client forgot it, stays a result.
+    """
+    ordered: list[dict[str, Any]] = []
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        run = list(group)
+        if role == "tool" and ordered:
+            ids = [call["id"] for call in ordered[-1].get("tool_calls", ())]
+            run.sort(key=lambda message: _place(message["tool_call_id"], ids))
+        ordered += run
+    return ordered
+
+
+def _place(call_id: str, ids: Sequence[str]) -> int:
+    return ids.index(call_id) if call_id in ids else len(ids)
 
 
 def text_of(content: str | Sequence[Any] | None, where: str, *, separator: str = "") -> str:

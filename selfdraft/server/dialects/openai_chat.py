@@ -13,8 +13,8 @@ from ...params import MAX_LOGPROBS
 from ...text.reply.events import Content, Reasoning, ReplyEvent, ToolArguments, ToolStart
 from ..jobs import ChatJob, Finished, JobEvent
 from . import limits
-from .answers import Answer, Part, gather, wanted
-from .conversation import is_open, text_of
+from .answers import Answer, Part, gather
+from .conversation import is_open, results_in_order, text_of
 from .failures import describe
 from .limits import at_most
 from .openai_common import (
@@ -113,7 +113,8 @@ def to_job(request: ChatRequest) -> ChatJob:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if not request.messages:
         raise InvalidRequest("messages is empty; send at least one message", param="messages")
-    messages = _instructions_first([_message(entry, f"messages[{n}]") for n, entry in enumerate(request.messages)])
+    messages = [_message(entry, f"messages[{n}]") for n, entry in enumerate(request.messages)]
+    messages = results_in_order(_instructions_first(messages))
     tools = [
         function_tool(tool.function.name, tool.function.description, tool.function.parameters, f"tools[{n}].function")
         for n, tool in enumerate(request.tools or ())
@@ -133,6 +134,7 @@ def to_job(request: ChatRequest) -> ChatJob:
         enable_thinking=enabled,
         template_variables=variables,
         continue_final=is_open(messages[-1]),
+        timed=bool(request.stream and request.timings_per_token),
     )
 
 
@@ -168,7 +170,6 @@ class ChatStream:
     """An answer as chunks (see `wire.Encoder`)."""
 
     def __init__(self, request: ChatRequest, envelope: Envelope) -> None:
-        self._request = request
         self._envelope = envelope
         self._n = request.n or 1
         self._calls = [0] * self._n
@@ -184,15 +185,14 @@ class ChatStream:
         """Deltas, or the finish reason."""
         if isinstance(event, Finished):
             return [self._end(event)]
-        replies = wanted(event.events, self._request.parallel)
-        deltas = [delta for reply in replies if (delta := self._delta(event.index, reply))]
+        deltas = [delta for reply in event.events if (delta := self._delta(event.index, reply))]
         if not deltas and event.logprobs:  # their text is still held back
             deltas = [{"content": ""}]
         chunks = []
+        figures = None if event.timings is None else asdict(event.timings)
         for n, delta in enumerate(deltas):
             # Scores belong to the tokens behind all these events; they are told once.
             logprobs = {"content": token_scores(event.logprobs), "refusal": None} if event.logprobs and n == 0 else None
-            figures = None if event.timings is None else asdict(event.timings)
             chunks.append(self._chunk(event.index, delta, logprobs=logprobs, timings=figures))
         return chunks
 
@@ -256,7 +256,7 @@ def collect(events: Iterable[JobEvent], request: ChatRequest, envelope: Envelope
     Returns:
         The body; `timings` stands beside `choices` if there is one answer, else in each of them.
     """
-    answers = gather(events, parallel=request.parallel)
+    answers = gather(events)
     body = {
         **_head(envelope, "chat.completion"),
         "choices": [_choice(answer, request, envelope) for answer in answers],

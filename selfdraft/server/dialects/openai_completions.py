@@ -17,7 +17,7 @@ from . import limits
 from .failures import describe
 from .limits import at_most
 from .openai_common import StreamOptions, error_body, error_object, finite, usage
-from .sampling import Count, Positive, SamplingFields, output_format
+from .sampling import Count, SamplingFields, output_format
 from .wire import COMMENT, Envelope, sse
 
 __all__ = [
@@ -37,7 +37,7 @@ class CompletionRequest(SamplingFields):
 
     model: str
     prompt: str | list[str] | list[Count] | list[list[Count]]
-    max_tokens: Positive | None = None
+    max_tokens: Count | None = None
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
     best_of: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
     stream: bool | None = None
@@ -57,13 +57,17 @@ class CompletionJob:
         prompts: each a text, or token ids.
         n: answers to each; answer `i` belongs to prompt `i // n`.
         echo: an `Echo` is wanted before an answer's first Choice; with scores if `params.logprobs` is set.
+        only_prompt: nothing is to be emitted behind it.
+        timed: a Choice is to carry the figures so far.
     """
 
     prompts: Sequence[str | Sequence[int]]
     params: SamplingParams
     n: int = 1
     echo: bool = False
+    only_prompt: bool = False
     output: OutputFormat | None = None
+    timed: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,17 @@ def to_job(request: CompletionRequest) -> CompletionJob:
     if not prompts or not all(prompts):
         raise InvalidRequest("prompt must not be empty", param="prompt")
     at_most(prompts, limits.MAX_PROMPTS, "prompt", "prompts")
+    only_prompt = request.max_tokens == 0
+    if only_prompt and not request.echo:
+        raise InvalidRequest("max_tokens must be at least 1; 0 is possible with echo only", param="max_tokens")
     return CompletionJob(
         prompts=prompts,
-        params=request.sampling(max_tokens=request.max_tokens, logprobs=request.logprobs),
+        params=request.sampling(max_tokens=1 if only_prompt else request.max_tokens, logprobs=request.logprobs),
         n=request.n or 1,
         echo=bool(request.echo),
+        only_prompt=only_prompt,
         output=output_format(request.response_format, "response_format"),
+        timed=bool(request.stream and request.timings_per_token),
     )
 
 
@@ -117,10 +126,10 @@ def _prompts(prompt: str | Sequence[Any]) -> list[str | Sequence[int]]:
 
 @dataclass
 class _Scores:
-    """The `logprobs` object of a choice, in the making. Offsets count characters of the text it belongs to."""
+    """The `logprobs` object of a choice, in the making. Offsets count characters of its text, the echo included."""
 
     wanted: int | None
-    offset: int = 0
+    begin: int = 0  # where the answer begins in the text
     body: dict[str, list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,8 +139,7 @@ class _Scores:
         """One token more."""
         self.body["tokens"].append(token)
         self.body["token_logprobs"].append(None if score is None else finite(score.logprob))
-        self.body["text_offset"].append(self.offset)
-        self.offset += len(token)
+        self.body["text_offset"].append(0 if score is None else self.begin + score.offset)
         if score is None:
             self.body["top_logprobs"].append(None)
             return
@@ -145,6 +153,7 @@ class _Scores:
         """The tokens of the prompt."""
         for token, score in zip(echo.tokens, echo.logprobs or (), strict=False):
             self.add(token, score)
+        self.begin = len(echo.text)
 
     def take(self) -> dict[str, list[Any]] | None:
         """What was added since the last time; None if no scores are wanted."""

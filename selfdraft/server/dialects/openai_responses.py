@@ -8,7 +8,7 @@ from typing import Any
 
 from ...results import TokenLogprob
 from ..jobs import Finished, JobEvent
-from .answers import Close, More, Open, Part, PartCutter, Step, wanted
+from .answers import Close, More, Open, Part, PartCutter, Step
 from .failures import describe
 from .openai_common import error_body, token_scores
 from .responses_request import ResponsesRequest, declared, to_job
@@ -66,7 +66,6 @@ class _Writer:
 
     def __init__(self, request: ResponsesRequest, envelope: Envelope) -> None:
         self._envelope = envelope
-        self._parallel = request.parallel
         self._scored = request.scored
         self._spaces = {tool["function"]["name"]: space for tool, space in declared(request) if space}
         self._cutter = PartCutter()
@@ -84,7 +83,7 @@ class _Writer:
             whole = event.reason not in ("length", "cancelled")
             ends = [out for step in self._cutter.finish() for out in self._close(step.part, whole=whole)]
             return [*ends, self._finish(event, whole=whole)]
-        steps = [step for reply in wanted(event.events, self._parallel) for step in self._cutter.push(reply)]
+        steps = [step for reply in event.events for step in self._cutter.push(reply)]
         scores = list(event.logprobs or ())
         events = []
         for step in steps:
@@ -145,7 +144,7 @@ class _Writer:
 
     def _close(self, part: Part, *, whole: bool = True) -> list[Event]:
         item = self._item(part, whole=True)
-        if not whole:
+        if not (whole and part.complete):
             item["status"] = "incomplete"
         self.response["output"].append(item)
         events = []

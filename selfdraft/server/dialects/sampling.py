@@ -39,6 +39,7 @@ class SamplingFields(WireModel):
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     enable_thinking: bool | None = None
+    thinking_budget: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None = None) -> SamplingParams:
@@ -73,7 +74,7 @@ class SamplingFields(WireModel):
 
 
 def thinking(request: SamplingFields, effort: str | None) -> tuple[bool | None, dict[str, Any]]:
-    """`enable_thinking` and the other template variables.
+    """`enable_thinking` and the other template variables. One of these, `thinking_budget`, is enforced besides.
 
     An effort switches thinking on, or off if it is "none"; `chat_template_kwargs` outweighs that, and the request's own
     `enable_thinking` both.
@@ -98,6 +99,14 @@ def thinking(request: SamplingFields, effort: str | None) -> tuple[bool | None, 
             raise InvalidRequest(f"chat_template_kwargs may hold {known}; not {name!r}", param="chat_template_kwargs")
     if request.enable_thinking is not None:
         enabled = request.enable_thinking
+    if request.thinking_budget is not None:
+        variables["thinking_budget"] = request.thinking_budget
+    budget = variables.get("thinking_budget")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+        raise InvalidRequest(
+            f"thinking_budget must be a whole number of tokens, at least 0, not {budget!r}"[:200],
+            param="chat_template_kwargs",
+        )
     return enabled, variables
 
 

@@ -71,7 +71,7 @@ def called(call_id: str, name: object, given: object, where: str) -> dict[str, A
     """A call of an earlier answer, in OpenAI's form, its arguments as an object.
 
     Raises:
-        InvalidRequest: no name, or arguments that are neither an object nor a string of one.
+        InvalidRequest: no name, or arguments that are neither an object nor a string.
     """
     function = {"name": tool_name(name, f"{where}.name"), "arguments": arguments(given, f"{where}.arguments")}
     return {"id": call_id, "type": "function", "function": function}
@@ -80,20 +80,21 @@ def called(call_id: str, name: object, given: object, where: str) -> dict[str, A
 def arguments(given: object, where: str) -> dict[str, Any]:
     """Arguments as an object, which is what templates iterate.
 
-    A string that breaks off is a call that `max_tokens` cut: what came is kept, or the conversation could never go on.
+    Clients send back what a model wrote, or the conversation could never go on. So of a string that breaks off, what
+    came is kept; and what is no object becomes an argument of the name "arguments".
 
     Raises:
-        InvalidRequest: neither an object nor a JSON string of one.
+        InvalidRequest: neither an object nor a string.
     """
-    value = given
     if given is None or (isinstance(given, str) and not given.strip()):
-        value = {}
-    elif isinstance(given, str):
-        try:
-            value = from_json(given, allow_partial=True)
-        except ValueError:
-            value = None
-    if not isinstance(value, dict):
+        return {}
+    if isinstance(given, dict):
+        return given
+    if not isinstance(given, str):
         param = where.split("[")[0]
         raise InvalidRequest(f"{where} must be a JSON object or a string of one, not {str(given)[:120]!r}", param=param)
-    return value
+    try:
+        value = from_json(given, allow_partial=True, allow_inf_nan=False)
+    except ValueError:
+        value = given
+    return value if isinstance(value, dict) else {"arguments": value}

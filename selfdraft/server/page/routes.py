@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from .process import RenderProcess
 from .render import highlight_css
 
-__all__ = ["MAX_BODY", "router"]
+__all__ = ["HEADERS", "MAX_BODY", "router"]
 
 MAX_BODY = 1024 * 1024
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .events import ReplyEvent, ToolArguments, ToolStart
 from .feed import NAME, Feed, Wait
+from .json_text import decoded
 from .schema import Schemas
 
 __all__ = ["Call", "ToolFormat", "is_name", "read_name"]
@@ -30,7 +31,7 @@ class Call:
         self._schemas = schemas
         self._emit = emit
         self.name: str | None = None  # None: not a call so far
-        self.has_arguments = False
+        self._pieces: list[str] = []
 
     def start(self, name: str) -> None:
         """It is a call of this tool, declared or not."""
@@ -41,8 +42,21 @@ class Call:
     def arguments(self, json: str) -> None:
         """The next piece of the arguments."""
         if json:
-            self.has_arguments = True
+            self._pieces.append(json)
             self._emit(ToolArguments(self._index, json))
+
+    @property
+    def has_arguments(self) -> bool:
+        """Whether some came."""
+        return bool(self._pieces)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the arguments are a JSON object: a model that writes them itself may write what only looks so."""
+        try:
+            return isinstance(decoded("".join(self._pieces)), dict)
+        except ValueError:
+            return False
 
     def kinds(self, key: str) -> frozenset[str]:
         """JSON kinds that the tool's schema allows for the argument `key`."""

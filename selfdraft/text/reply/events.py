@@ -44,8 +44,8 @@ class ToolEnd:
     """A tool call is over.
 
     Attributes:
-        complete: False if the answer ended, or the syntax broke, inside the arguments. They are then left as they
-            came and not closed, so that no client can take half a value for a whole one.
+        complete: False if the answer ended, or the syntax broke, inside the arguments, or if they are no JSON object.
+            They are then left as they came and not closed, so that no client can take half a value for a whole one.
     """
 
     index: int

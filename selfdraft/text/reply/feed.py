@@ -123,6 +123,12 @@ class Feed:
         """Put back what was read last."""
         self._text = text + self._text[self._at :]
         self._at = 0
+        rest = len(text) if self._record else 0
+        while rest > 0 and self._record:
+            last = self._record.pop()
+            rest -= len(last)
+        if rest < 0 and self._record is not None:
+            self._record.append(last[:-rest])
 
     def _take(self, end: int) -> str:
         text = self._text[self._at : end]

@@ -25,12 +25,14 @@ class JsonText:
     Attributes:
         over: nothing more belongs to the value: it was read to its end, or it is broken.
         whole: it was read to its end.
+        in_string: a string inside an object or an array is open, and nothing in it is no JSON.
     """
 
     def __init__(self) -> None:
         self._depth = 0
         self._quoted = False
         self._escaped = False
+        self._broken = False  # the string that is open
         self.over = False
         self.whole = False
 
@@ -56,14 +58,19 @@ class JsonText:
                 at += 1
         return "".join(out), at
 
+    @property
+    def in_string(self) -> bool:
+        return self._quoted and self._depth > 0 and not self._broken
+
     def _read(self, char: str) -> str | None:
         """Read a character that means something; None: it is not part of the value."""
         if self._quoted and char == "\\":
             self._escaped = True
         elif self._quoted and char != '"':
+            self._broken = True
             return json.dumps(char)[1:-1]
         elif char == '"':
-            self._quoted = not self._quoted
+            self._quoted, self._broken = not self._quoted, False
             self._close()
         elif char in "{[":
             self._depth += 1

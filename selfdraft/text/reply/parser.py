@@ -103,7 +103,7 @@ class ReplyParser:
         complete = yield from self._format.read(self._feed, marker, call)
         if call.name is None:
             return False
-        self._emit(ToolEnd(self._calls, complete))
+        self._emit(ToolEnd(self._calls, complete and call.is_sound))
         self._calls += 1
         return True
 

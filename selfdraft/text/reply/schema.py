@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["ANY", "Schemas", "kind_of"]
+__all__ = ["ANY", "Schemas", "argument", "kind_of", "resolved", "root_of"]
 
 ANY = frozenset({"array", "boolean", "null", "number", "object", "string"})
 _DEEPEST = 16  # references may be circular
@@ -22,14 +22,26 @@ class Schemas:
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         specs = [_mapping(tool.get("function", tool)) for tool in tools]
         self._parameters = {
-            str(spec.get("name")): _mapping(spec.get("parameters", spec.get("input_schema"))) for spec in specs
+            str(spec.get("name")): root_of(spec.get("parameters", spec.get("input_schema"))) for spec in specs
         }
 
     def kinds(self, tool: str, key: str) -> frozenset[str]:
         """Kinds allowed for argument `key` of `tool`; ANY where the schema says nothing."""
         root = self._parameters.get(tool, {})
-        properties = _mapping(root.get("properties"))
-        return _kinds(properties.get(key, root.get("additionalProperties")), root, _DEEPEST) or ANY
+        return _kinds(argument(root, key), root, _DEEPEST) or ANY
+
+
+def root_of(parameters: object) -> Mapping[str, Any]:
+    """A tool's schema, in place of a reference into its own definitions what that leads to."""
+    root = _mapping(parameters)
+    if not isinstance(root.get("$ref"), str):
+        return root
+    return {**_mapping(resolved(root["$ref"], root)), **{name: root[name] for name in root if name != "$ref"}}
+
+
+def argument(root: Mapping[str, Any], key: str) -> object:
+    """The schema of an argument; None if nothing is said about it."""
+    return _mapping(root.get("properties")).get(key, root.get("additionalProperties"))
 
 
 def kind_of(value: object) -> str:
@@ -62,14 +74,14 @@ def _kinds(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
         return frozenset(map(kind_of, schema["enum"]))
     parts: list[object] = [part for word in ("anyOf", "oneOf", "allOf") for part in _items(schema.get(word))]
     if isinstance(schema.get("$ref"), str):
-        parts.append(_resolved(schema["$ref"], root))
+        parts.append(resolved(schema["$ref"], root))
     return frozenset().union(*(_kinds(part, root, depth - 1) for part in parts))
 
 
-def _resolved(reference: str, root: Mapping[str, Any]) -> object:
+def resolved(reference: str, root: Mapping[str, Any]) -> object:
     """What a local reference ("#/$defs/Colour") points to; None if nothing."""
     found: object = root
-    for step in reference.removeprefix("#").strip("/").split("/"):
+    for step in reference.removeprefix("#").split("/")[1:]:
         found = _mapping(found).get(step.replace("~1", "/").replace("~0", "~"))
     return found
 

@@ -51,6 +51,7 @@ class Value:
         self._others = kinds - {"string"}
         self._text_allowed = "string" in kinds
         self._held: list[str] | None = []  # None: it is a string, streamed
+        self._json = JsonText()
         self._decided = not self._text_allowed
         if not self._others:
             self._stream()
@@ -61,11 +62,36 @@ class Value:
             self._call.arguments(_escaped(text))
             return
         self._held.append(text)
+        self._json.push(text)
         first = text.lstrip()[:1]
         if not self._decided and first:
             self._decided = True
             if not any(first in _FIRST[kind] for kind in self._others):
                 self._stream()
+
+    @property
+    def in_json_string(self) -> bool:
+        """Whether the text so far breaks off inside a string of what may be a JSON object or array."""
+        return self._held is not None and self._json.in_string
+
+    @property
+    def is_json(self) -> bool:
+        """Whether what is held is JSON."""
+        try:
+            decoded("".join(self._held or ()))
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces are held."""
+        return len(self._held or ())
+
+    def cut(self, pieces: int) -> None:
+        """Take back all but so many pieces."""
+        assert self._held is not None, "only what is held can be taken back"
+        del self._held[pieces:]
 
     def end(self) -> None:
         """The raw text is complete."""
@@ -95,18 +121,30 @@ class Value:
 def read_value(feed: Feed, closers: tuple[str, ...], followers: tuple[str, ...], value: Value) -> Wait[bool]:
     """Read a raw value up to its closing tag. Returns whether that came.
 
-    A tag is the closing one only if one of `followers` comes next: a value may quote its own closing tag.
+    A tag is the closing one only if one of `followers` comes next: a value may quote its own closing tag. A string in
+    JSON may quote both; that it was one is known once the value has become JSON, else the first such tag counts.
     """
-    while True:
-        closer = yield from feed.until(closers, value.push)
-        if closer is None:
-            return False
+    doubtful: int | None = None  # pieces of the value in front of that tag
+    while closer := (yield from feed.until(closers, value.push)):
         gap = yield from feed.span(SPACES)
-        if (yield from feed.peek(*followers)) or feed.exhausted:
+        closes = (yield from feed.peek(*followers)) or feed.exhausted
+        if closes and not value.in_json_string:
+            if doubtful is not None and not value.is_json:
+                break
+            feed.forget()
             value.end()
             return True
         feed.unread(gap)
+        if closes and doubtful is None:
+            doubtful = value.pieces
+            feed.record("")
         value.push(closer)
+    if doubtful is None:
+        return False
+    feed.unread(feed.forget())
+    value.cut(doubtful)
+    value.end()
+    return True
 
 
 def _quoted(text: str) -> str:

@@ -54,9 +54,9 @@ def answer(*events: ReplyEvent, reason: str = "stop", index: int = 0) -> list[Jo
     return [*(Choice(index, [event]) for event in events), finished(index, reason)]
 
 
-def call(name: str, *pieces: str, index: int = 0) -> list[ReplyEvent]:
+def call(name: str, *pieces: str, index: int = 0, complete: bool = True) -> list[ReplyEvent]:
     """A tool call."""
-    return [ToolStart(index, name), *(ToolArguments(index, piece) for piece in pieces), ToolEnd(index)]
+    return [ToolStart(index, name), *(ToolArguments(index, piece) for piece in pieces), ToolEnd(index, complete)]
 
 
 # Few and short: what matters is the order of events, and characters that JSON or SSE could trip over.
@@ -66,14 +66,16 @@ objects = st.sampled_from([{}, {"q": 'a\n"b"'}, {"é": [1, None, {"x": True}], "
 
 @st.composite
 def replies(draw: st.DrawFn) -> list[ReplyEvent]:
-    """Well-formed events of one answer: any order of channels, calls whole and one after the other."""
+    """Well-formed events of one answer: any order of channels, calls one after the other, some of them cut off."""
     events: list[ReplyEvent] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["reasoning", "content", "call"]), max_size=5)):
         if kind == "call":
             text = json.dumps(draw(objects))
             cut = draw(st.integers(0, len(text)))
-            events += call(draw(st.sampled_from(["find", "weather"])), text[:cut], text[cut:], index=calls)
+            complete = draw(st.booleans())
+            pieces = [piece for piece in (text[:cut], text[cut:] if complete else "") if piece]
+            events += call(draw(st.sampled_from(["find", "weather"])), *pieces, index=calls, complete=complete)
             calls += 1
         else:
             piece = Reasoning if kind == "reasoning" else Content

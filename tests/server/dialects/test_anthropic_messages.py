@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from selfdraft.server.dialects.anthropic_messages import (
 )
 from selfdraft.server.dialects.wire import read
 from selfdraft.server.jobs import ChatJob, OutputFormat, ToolChoice
-from selfdraft.text.reply.events import Content, Reasoning, ToolArguments, ToolStart
+from selfdraft.text.reply.events import Content, Reasoning
 
 from .support import ENVELOPE, answer, body, call, finished, parsed, written
 
@@ -99,6 +100,15 @@ def test_a_conversation() -> None:
 )
 def test_tool_results(block: dict[str, Any], expected: str) -> None:
     assert job(messages=user(block)).messages[0] == {"role": "tool", "tool_call_id": "t1", "content": expected}
+
+
+def test_a_tool_that_loads_later_is_hidden_until_the_clients_search_has_found_it() -> None:
+    tools = [{**TOOL, "name": name, "defer_loading": True} for name in ("fetch", "post")]
+    search = result([{"type": "tool_reference", "tool_name": "fetch"}])
+    assert job(tools=[TOOL, *tools]).tools == job(tools=[TOOL]).tools
+    found = job(tools=[TOOL, *tools], messages=user(search))
+    assert [tool["function"]["name"] for tool in found.tools] == ["weather", "fetch"]
+    assert found.messages[0]["content"] == "fetch can be called now."
 
 
 @pytest.mark.parametrize(
@@ -238,7 +248,20 @@ def test_stop_reasons(reason: str, stop: str | None, calls: bool, expected: tupl
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
 
 
-def test_a_call_that_is_cut_off_keeps_what_came() -> None:
-    events = answer(ToolStart(0, "weather"), ToolArguments(0, '{"a": 1, "city": "Bo'), reason="length")
-    (block,) = collect(events, request(), ENVELOPE)["content"]
-    assert block["input"] == {"a": 1}
+@pytest.mark.parametrize(
+    ("text", "complete", "expected"),
+    [
+        ('{"a": 1, "city": "Bo', False, {"a": 1}),
+        ('{"a": [1, 2', False, {"a": [1, 2]}),
+        ("", False, {}),
+        ('{"a": 01}', False, {}),
+        ("[1]", False, {}),
+        ('{"a": 1e999}', True, {"a": 1.7976931348623157e308}),
+    ],
+)
+def test_the_input_is_an_object_whatever_came(text: str, complete: bool, expected: dict[str, Any]) -> None:
+    events = answer(*call("weather", *([text] if text else []), complete=complete), reason="length")
+    whole = collect(events, request(), ENVELOPE)
+    assert whole["content"][0]["input"] == expected
+    assert whole["stop_reason"] == "max_tokens"
+    json.dumps(whole, allow_nan=False)

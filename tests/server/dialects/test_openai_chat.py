@@ -292,3 +292,40 @@ def test_finish_reasons(reason: str, expected: str) -> None:
     choice = collect(answer(*call("weather", "{}"), reason=reason), request(), ENVELOPE)["choices"][0]
     assert choice["finish_reason"] == expected
     assert choice["message"]["content"] is None
+
+
+def test_a_call_that_is_cut_off_has_the_arguments_that_came() -> None:
+    events = answer(*call("weather", '{"city": ', '"Bo', complete=False), reason="length")
+    choice = collect(events, request(), ENVELOPE)["choices"][0]
+    chunks = [chunk["choices"][0] for _, chunk in parsed(written(ChatStream(request(), ENVELOPE), events))[:-1]]
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Bo'
+    assert choice["finish_reason"] == chunks[-1]["finish_reason"] == "length"
+    pieces = [call["function"].get("arguments") for c in chunks for call in c["delta"].get("tool_calls", ())]
+    assert "".join(pieces) == '{"city": "Bo'
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ('{"city": "Bonn"}', {"city": "Bonn"}),
+        ({"city": "Bonn"}, {"city": "Bonn"}),
+        (None, {}),
+        (" ", {}),
+        ('{"a": 1, "city": "Bo', {"a": 1}),
+        ('{"city": NaN}', {"arguments": '{"city": NaN}'}),
+        ("Bonn", {"arguments": "Bonn"}),
+        ('["Bonn"]', {"arguments": ["Bonn"]}),
+    ],
+)
+def test_any_arguments_that_a_model_wrote_come_back(given: Any, expected: dict[str, Any]) -> None:
+    past = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": given}}
+    made = job(messages=[*HI, {"role": "assistant", "tool_calls": [past]}, {"role": "tool", "content": "x"}])
+    assert made.messages[1]["tool_calls"][0]["function"]["arguments"] == expected
+
+
+def test_results_stand_in_the_order_of_their_calls() -> None:
+    function = {"name": "weather", "arguments": "{}"}
+    past = [{"id": name, "type": "function", "function": function} for name in ("a", "b", "c")]
+    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("lost", "c", "a", "gone", "b")]
+    made = job(messages=[*HI, {"role": "assistant", "tool_calls": past}, *results, *HI, *results[:2]])
+    assert [m["content"] for m in made.messages if m["role"] == "tool"] == [*"abc", "lost", "gone", "lost", "c"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,6 +47,18 @@ def test_fields() -> None:
     assert job().params.logprobs is None
 
 
+def test_no_tokens_behind_an_echo() -> None:
+    made = job(echo=True, max_tokens=0)
+    assert (made.echo, made.only_prompt) == (True, True)
+    assert not job(echo=True, max_tokens=1).only_prompt
+
+
+def test_figures_with_every_piece_are_for_streams() -> None:
+    assert job(stream=True, timings_per_token=True).timed
+    assert not job(timings_per_token=True).timed
+    assert not job(stream=True).timed
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -60,6 +73,9 @@ def test_fields() -> None:
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"logprobs": 21}, "logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": False}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
@@ -71,7 +87,7 @@ def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
 def test_echo_with_scores() -> None:
     """What a scorer reads: the prompt's own log-probabilities, the first of them missing."""
     wire = request(echo=True, logprobs=1, max_tokens=1)
-    echo = Echo(0, "ab c", ["ab", " c"], [None, score(" c", -1.5)])
+    echo = Echo(0, "ab c", ["ab", " c"], [None, replace(score(" c", -1.5), offset=2)])
     whole = collect([echo, Choice(0, [Content("d")], [score("d", -2.0)]), finished()], wire, ENVELOPE)
     (choice,) = whole["choices"]
     assert choice["text"] == "ab cd"

@@ -133,7 +133,7 @@ def test_output_formats_and_scores() -> None:
         ({"input": [message("user", "x", kind="input_image")]}, "input"),
         ({"input": [{"role": "wizard", "content": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": 5}]}, "input"),
-        ({"input": [{"type": "function_call", "name": "f", "arguments": "nope", "call_id": "c"}]}, "input"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": 5, "call_id": "c"}]}, "input"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input"),
         ({"input": [{"type": "reasoning", "summary": [{"type": "summary_text"}]}]}, "input"),
         ({"input": [message("user", "x")] * 2049}, "input"),
@@ -182,3 +182,14 @@ def test_an_answer_that_is_cut_off_is_incomplete() -> None:
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
     assert whole["output"][0]["status"] == "incomplete"
     assert collect([finished(reason="cancelled")], request(), ENVELOPE)["incomplete_details"] is None
+
+
+def test_a_call_that_is_cut_off_is_an_incomplete_item() -> None:
+    events = answer(*call("f", "{}"), *call("shell", '{"command": ["l', index=1, complete=False), reason="length")
+    whole = collect(events, request(tools=[SHELL]), ENVELOPE)
+    assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert [item["status"] for item in whole["output"]] == ["completed", "incomplete"]
+    assert whole["output"][1]["arguments"] == '{"command": ["l'
+    told = parsed(written(ResponseStream(request(tools=[SHELL]), ENVELOPE), events))
+    assert told[-1][1]["response"] == whole
+    assert told[-1][0] == "response.incomplete"

@@ -34,10 +34,10 @@ def without(value: Any, *names: str) -> Any:
 
 
 @settings(deadline=None, max_examples=15)
-@given(streams(scored=True, n=2), st.booleans())
-def test_chat(events: list[JobEvent], parallel: bool) -> None:
+@given(streams(scored=True, n=2))
+def test_chat(events: list[JobEvent]) -> None:
     wire = {"n": 2, "stream": True, "logprobs": True, "stream_options": {"include_usage": True}}
-    request = read(openai_chat.ChatRequest, body({**CHAT, **wire, "parallel_tool_calls": parallel}))
+    request = read(openai_chat.ChatRequest, body({**CHAT, **wire}))
     whole = openai_chat.collect(events, request, ENVELOPE)
     openai.types.chat.ChatCompletion.model_validate(whole)
 
@@ -88,9 +88,9 @@ def test_completions(events: list[JobEvent], prompt: str, echoed: bool) -> None:
 
 
 @settings(deadline=None, max_examples=15)
-@given(streams(scored=True), st.booleans())
-def test_responses(events: list[JobEvent], parallel: bool) -> None:
-    wire = {"model": "nano", "input": "hi", "top_logprobs": 1, "parallel_tool_calls": parallel}
+@given(streams(scored=True))
+def test_responses(events: list[JobEvent]) -> None:
+    wire = {"model": "nano", "input": "hi", "top_logprobs": 1}
     request = read(openai_responses.ResponsesRequest, body(wire))
     whole = openai_responses.collect(events, request, ENVELOPE)
     openai.types.responses.Response.model_validate(whole)
@@ -115,10 +115,9 @@ def test_responses(events: list[JobEvent], parallel: bool) -> None:
 
 
 @settings(deadline=None, max_examples=15)
-@given(streams(), st.booleans())
-def test_anthropic(events: list[JobEvent], parallel: bool) -> None:
-    choice = {"type": "auto", "disable_parallel_tool_use": not parallel}
-    request = read(anthropic_messages.MessagesRequest, body({**CHAT, "max_tokens": 9, "tool_choice": choice}))
+@given(streams())
+def test_anthropic(events: list[JobEvent]) -> None:
+    request = read(anthropic_messages.MessagesRequest, body({**CHAT, "max_tokens": 9}))
     whole = anthropic_messages.collect(events, request, ENVELOPE)
     anthropic.types.Message.model_validate(whole)
 
@@ -133,13 +132,11 @@ def test_anthropic(events: list[JobEvent], parallel: bool) -> None:
     assert without(assembled, "parsed_output", "timings") == without(whole, "timings")
 
 
-@pytest.mark.parametrize("parallel", [True, False])
-def test_one_call_at_a_time(parallel: bool) -> None:
+def test_each_call_has_an_id_of_its_own() -> None:
     events = answer(*call("a", "{}"), *call("b", "{}", index=1), reason="tool_calls")
-    request = read(openai_chat.ChatRequest, body({**CHAT, "parallel_tool_calls": parallel}))
-    calls = openai_chat.collect(events, request, ENVELOPE)["choices"][0]["message"]["tool_calls"]
-    assert [call["function"]["name"] for call in calls] == (["a", "b"] if parallel else ["a"])
-    assert len({call["id"] for call in calls}) == len(calls)
+    calls = openai_chat.collect(events, read(openai_chat.ChatRequest, body(CHAT)), ENVELOPE)["choices"][0]["message"]
+    assert [call["function"]["name"] for call in calls["tool_calls"]] == ["a", "b"]
+    assert len({call["id"] for call in calls["tool_calls"]}) == 2
 
 
 def test_an_answer_without_events_is_an_answer() -> None:

@@ -3,7 +3,9 @@
 import { askForKey } from "./key.js";
 import { session } from "./storage.js";
 
-let key = session.get("key");
+let key = session.get("key") || null;
+
+export const hasKey = () => key !== null;
 
 /** A refusal or a failure, in words for the person who reads the page. `status` is 0 if there was no answer. */
 export class ServerError extends Error {
@@ -25,9 +27,11 @@ export async function request(path, { body, signal, mayAsk = true } = {}) {
     if (response.status !== 401) return checked(response);
     if (key !== sent) continue; // given meanwhile, for another request
     const given = mayAsk ? await askForKey(sent !== null) : null;
+    if (mayAsk) {
+      key = given; // a refused one is forgotten
+      session.set("key", key ?? "");
+    }
     if (given === null) throw new ServerError("The server asks for an API key.", 401);
-    key = given;
-    session.set("key", key);
   }
 }
 
@@ -44,19 +48,21 @@ async function send(path, body, signal, apiKey) {
 async function checked(response) {
   if (response.ok) return response;
   let message = `The server answered ${response.status}.`;
+  let tooLong = false;
   try {
-    const { error, detail } = await response.json();
-    message = error?.message ?? (typeof detail === "string" ? detail : message);
+    const { error } = await response.json();
+    message = error?.message ?? message;
+    tooLong = error?.code === "context_length_exceeded";
   } catch {
     // The status alone has to do.
   }
   const wait = Number(response.headers.get("Retry-After"));
-  const remedy = wait > 0 ? `Try again in ${wait} seconds.` : undefined;
+  const remedy = tooLong ? remedyFor(413) : wait > 0 ? `Try again in ${wait} seconds.` : undefined;
   throw new ServerError(message, response.status, remedy);
 }
 
 function remedyFor(status) {
-  if (status === 0) return "Start it again with “selfdraft serve”, then retry.";
+  if (status === 0) return "If the server is down, start it with “selfdraft serve”. Then retry.";
   if (status === 401) return "Retry to enter the key the server was started with.";
   if (status === 413 || status === 507) return "Shorten the message, or start a new chat.";
   if (status === 429) return "The server is busy. Try again in a moment.";

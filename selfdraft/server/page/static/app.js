@@ -1,6 +1,6 @@
 // The page put together: what each button and key does. Everything it knows is in the modules it imports.
 
-import { Chats, titleOf } from "./chats.js";
+import { Chats, isAnswering, titleOf } from "./chats.js";
 import { announce, byId, fitHeight, onEnter } from "./dom.js";
 import { Panel } from "./panel.js";
 import { watchServer } from "./server.js";
@@ -20,7 +20,7 @@ let phase = "";
 whenNotKept(() => notify("This browser cannot keep more: its storage is full or off. Deleting chats makes room."));
 const panel = new Panel();
 const conversation = new Conversation({ edit, regenerate });
-const chats = new Chats(showCurrent);
+const chats = new Chats(showCurrent, (chat) => running.has(chat));
 const sidebar = { open: openChat, rename: (chat, title) => chats.rename(chat, title), remove: removeChat };
 
 function showCurrent() {
@@ -32,7 +32,7 @@ function showCurrent() {
 /** Brings everything but the messages up to date. */
 function refresh() {
   const busy = running.has(chats.current);
-  showChats(chats, (chat) => running.has(chat), sidebar);
+  showChats(chats, sidebar);
   byId("send").hidden = busy;
   byId("stop").hidden = !busy;
   byId("send").disabled = phase !== "ready" || !input.value.trim();
@@ -52,12 +52,21 @@ function removeChat(chat) {
   notify(`Deleted “${title}”.`, { label: "Undo", run: undo });
 }
 
-function send() {
+async function send() {
   const text = input.value.trim();
-  if (!text || phase !== "ready" || running.has(chats.current)) return;
+  if (!text || phase !== "ready" || running.has(chats.current) || isTaken(chats.current)) return;
+  if (!modelSelect.value) await lookAtServer(true);
+  if (!modelSelect.value) return notify("The server names its model only to those who give its API key.");
   input.value = "";
   fitHeight(input);
   say(chats.current, text);
+}
+
+/** Two tabs that write one chat would each lose what the other wrote. */
+function isTaken(chat) {
+  const taken = isAnswering(chat) && !running.has(chat);
+  if (taken) notify("Another tab is answering in this chat. Stop it there; if that tab is gone, reload this page.");
+  return taken;
 }
 
 function say(chat, text) {
@@ -72,6 +81,7 @@ async function reply(chat) {
   running.set(chat, controller);
   chats.save(chat);
   showCurrent();
+  conversation.toEnd();
   announce("Answering");
   await answer(chat, message, { model: modelSelect.value, ...panel.options() }, controller.signal, () => {
     conversation.update(message);
@@ -95,6 +105,7 @@ function stop(chat) {
 }
 
 function edit(message, text) {
+  if (isTaken(chats.current)) return;
   cutBefore(message);
   say(chats.current, text);
   input.focus();
@@ -112,8 +123,10 @@ function cutBefore(message) {
   chat.messages.splice(chat.messages.indexOf(message));
 }
 
-function serverChanged({ phase: now, models }) {
+function serverChanged({ phase: now, reason, models }) {
   phase = now;
+  byId("server-failed").hidden = now !== "failed";
+  byId("server-failed").textContent = `The model is not there: ${reason ?? "the server's log says why"}. Start the server again.`;
   byId("server-loading").hidden = now !== "loading";
   byId("server-gone").hidden = now !== "gone";
   if (now === "ready") showModels(models);
@@ -172,13 +185,17 @@ byId("new-chat").addEventListener("click", () => {
   byId("chats").hidePopover();
   input.focus();
 });
-system.addEventListener("change", () => {
-  chats.current.system = system.value;
-  keep(chats.current);
-});
+system.addEventListener("input", () => (chats.current.system = system.value));
+system.addEventListener("change", () => keep(chats.current));
 document.addEventListener("keydown", escapePressed);
 matchMedia("(min-width: 800px)").addEventListener("change", () => byId("chats").hidePopover());
-addEventListener("pagehide", () => [...running.keys()].forEach(keep));
+addEventListener("pagehide", () => {
+  for (const [chat, controller] of running) {
+    controller.abort(); // or the connection that ends with the page would count as a failure
+    chat.messages.at(-1).status = "stopped";
+    keep(chat);
+  }
+});
 
 showCurrent();
 input.focus();

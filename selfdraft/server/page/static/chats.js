@@ -7,9 +7,14 @@ const STATUSES = ["done", "stopped", "failed"];
 
 export const titleOf = (chat) => chat.title || firstLine(chat) || "New chat";
 
+/** Whether its last answer is still being written, in this tab or in another. */
+export const isAnswering = (chat) => chat.messages.at(-1)?.status === "streaming";
+
 export class Chats {
-  constructor(onChange) {
+  /** `isMine(chat)`: this tab is writing it, so what another tab keeps of it does not count. */
+  constructor(onChange, isMine) {
     this.onChange = onChange;
+    this.isMine = isMine;
     this.all = storage.keys(KEY).map((key) => revived(storage.read(key))).filter(Boolean);
     this.current = this.all.find((chat) => chat.id === storage.session.get("current")) ?? this.sorted()[0] ?? blank();
     storage.whenChangedElsewhere((key) => key.startsWith(KEY) && this.reload(key));
@@ -67,8 +72,9 @@ export class Chats {
   reload(key) {
     const id = key.slice(KEY.length);
     const known = this.all.find((chat) => chat.id === id);
-    if (known?.messages.some((message) => message.status === "streaming")) return; // this tab is writing it
-    const fresh = revived(storage.read(key));
+    if (known && this.isMine(known)) return;
+    const fresh = revived(storage.read(key), "streaming"); // another tab lives and writes
+    if (fresh && known) fresh.messages = fresh.messages.map((message, index) => sameOr(known.messages[index], message));
     this.all = this.all.filter((chat) => chat !== known);
     if (fresh) this.all.push(fresh);
     if (this.current === known) this.current = fresh ?? blank();
@@ -89,13 +95,20 @@ function firstLine(chat) {
   return text.split("\n")[0].slice(0, 80);
 }
 
-/** A chat as read from storage, or undefined if it is not one. What is cut off mid-answer counts as stopped. */
-function revived(chat) {
+/** The message we have, if the other tab's is no other or goes on from it: what shows it on the page stays in place. */
+function sameOr(ours, theirs) {
+  const grown = ours?.status === "streaming" && theirs.role === ours.role && theirs.content.startsWith(ours.content);
+  if (grown) return Object.assign(ours, { thinkingSince: undefined }, theirs);
+  return JSON.stringify(ours) === JSON.stringify(theirs) ? ours : theirs;
+}
+
+/** A chat as read from storage, or undefined if it is not one. `cutOff` is the status of an answer without an end. */
+function revived(chat, cutOff = "stopped") {
   if (typeof chat?.id !== "string" || !Array.isArray(chat.messages)) return undefined;
   const messages = chat.messages.filter(isMessage).map((message) => ({
     ...message,
     reasoning: typeof message.reasoning === "string" ? message.reasoning : "",
-    status: STATUSES.includes(message.status) ? message.status : "stopped",
+    status: STATUSES.includes(message.status) ? message.status : cutOff,
   }));
   return {
     id: chat.id,

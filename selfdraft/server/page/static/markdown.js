@@ -4,6 +4,7 @@ import { renderMarkdown } from "./api.js";
 import { copy, el, textButton } from "./dom.js";
 
 const INTERVAL = 120;
+const AFTER_FAILURE = 1000;
 const sources = new WeakMap();
 
 /**
@@ -18,10 +19,11 @@ export function markdownInto(node) {
     while (shown !== wanted) {
       const text = wanted;
       const started = performance.now();
-      await show(node, text);
+      const rendered = await show(node, text);
       shown = text;
       const took = performance.now() - started;
-      if (shown !== wanted) await new Promise((resolve) => setTimeout(resolve, Math.max(INTERVAL, 3 * took)));
+      const pause = Math.max(rendered ? INTERVAL : AFTER_FAILURE, 3 * took);
+      if (shown !== wanted) await new Promise((resolve) => setTimeout(resolve, pause));
     }
   }
   return {
@@ -33,14 +35,17 @@ export function markdownInto(node) {
   };
 }
 
+/** Whether the server rendered it. */
 async function show(node, text) {
   try {
     const html = await renderMarkdown(text);
     node.classList.remove("as-is");
     patch(node, html);
+    return true;
   } catch {
     node.classList.add("as-is"); // too long to render, or no server: the text itself is still worth reading
     node.textContent = text;
+    return false;
   }
 }
 

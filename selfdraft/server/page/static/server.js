@@ -1,22 +1,30 @@
-// What the server says about itself: loading, ready, or gone, and which models it has. Polled while the page is seen.
+// What the server says about itself: loading, ready, failed or gone, and its models. Polled while the page is seen.
 
-import { request } from "./api.js";
+import { hasKey, request } from "./api.js";
 
 const RETRY = 2000;
 const CHECK = 10000;
+const PHASES = { ok: "ready", loading: "loading", failed: "failed" }; // one that is stopping is as good as gone
 
-/** Calls `changed({phase, models})` with phase "ready", "loading" or "gone" whenever that changes. */
+/**
+ * Calls `changed({phase, reason, models})` with phase "ready", "loading", "failed" (with a reason) or "gone" whenever
+ * that changes, and when the models come to be known: a server with a key tells them only when it has been given.
+ * Returns a function that looks now, and with true asks for the key if the models are not known.
+ */
 export function watchServer(changed) {
   let phase = "";
+  let models = [];
   let timer = 0;
-  async function look() {
-    clearTimeout(timer);
+  async function look(ask = false) {
     const now = await currentPhase();
-    if (now !== phase) {
-      const models = now === "ready" ? await servedModels() : [];
-      phase = now;
-      changed({ phase, models });
+    const isNew = now.phase !== phase;
+    const wanted = now.phase === "ready" && (isNew || (models.length === 0 && (ask || hasKey())));
+    if (isNew || wanted) {
+      models = wanted ? await servedModels() : [];
+      phase = now.phase;
+      changed({ ...now, models });
     }
+    clearTimeout(timer); // two looks at once must not leave two timers
     timer = setTimeout(next, phase === "ready" ? CHECK : RETRY);
   }
   const next = () => document.visibilityState === "visible" && look();
@@ -27,11 +35,10 @@ export function watchServer(changed) {
 
 async function currentPhase() {
   try {
-    await request("/health", { mayAsk: false });
-    return "ready";
-  } catch (error) {
-    if (error.status === 503) return "loading";
-    return error.status === 0 ? "gone" : "ready"; // it answers, if only to ask for a key
+    const { status, error } = await (await fetch("/health")).json();
+    return { phase: PHASES[status] ?? "gone", reason: error };
+  } catch {
+    return { phase: "gone" };
   }
 }
 

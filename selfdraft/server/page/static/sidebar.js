@@ -1,23 +1,23 @@
 // The list of chats: open, rename, delete.
 
 import { byId, el, iconButton, onEnter } from "./dom.js";
-import { titleOf } from "./chats.js";
+import { isAnswering, titleOf } from "./chats.js";
 
-/** Draws the list. `actions` is {open, rename, remove}, each with a chat; `isRunning(chat)`: an answer is coming. */
-export function showChats(chats, isRunning, actions) {
-  const items = chats.sorted().map((chat) => item(chat, chat === chats.current, isRunning(chat), actions));
+/** Draws the list. `actions` is {open, rename, remove}, each with a chat. */
+export function showChats(chats, actions) {
+  const items = chats.sorted().map((chat) => item(chat, chat === chats.current, actions));
   byId("chat-list").replaceChildren(...items);
   byId("no-chats").hidden = items.length > 0;
 }
 
-function item(chat, isCurrent, isRunning, actions) {
+function item(chat, isCurrent, actions) {
   const title = titleOf(chat);
   const open = el(
     "button",
     { type: "button", className: "chat-open", title, onclick: () => actions.open(chat), ...(isCurrent && { "aria-current": "true" }) },
     el("span", { className: "chat-title", dir: "auto" }, title),
   );
-  if (isRunning) open.append(el("span", { className: "dot", role: "img", "aria-label": "answering" }));
+  if (isAnswering(chat)) open.append(el("span", { className: "dot", role: "img", "aria-label": "answering" }));
   const row = el("li", { className: "chat" }, open);
   row.append(
     iconButton("pencil", `Rename ${title}`, () => rename(row, chat, title, actions), "small"),

@@ -19,15 +19,17 @@ export class Conversation {
     setInterval(() => this.updateStreaming(), 1000); // seconds of thinking pass without a piece, too
   }
 
-  /** Shows a chat; keeps the elements of messages already shown. */
+  /** Shows a chat; keeps the elements of messages already shown, and the place of one who reads back in it. */
   show(chat) {
+    const stay = chat.id === this.shown && !this.following;
+    this.shown = chat.id;
     const old = this.views;
     this.views = new Map(chat.messages.map((message) => [message, old.get(message) ?? messageView(message, this.actions)]));
     const nodes = [...this.views.values()].map((view) => view.node);
     byId("empty").hidden = nodes.length > 0;
     this.list.replaceChildren(...nodes);
-    for (const [message, view] of this.views) if (!old.has(message)) view.update();
-    this.toEnd();
+    for (const view of this.views.values()) view.update();
+    if (!stay) this.toEnd();
   }
 
   /** Brings one message up to date, if it is on the page. */

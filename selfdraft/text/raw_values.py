@@ -1,0 +1,169 @@
+"""Which raw texts stand for values of a JSON schema, where arguments are written without quotes between tags.
+
+Knows JSON Schema, how `reply.values` reads such a text, and the terminals of llguidance's Lark; no tags.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InvalidRequest
+from .reply.schema import kind_of, resolved
+
+__all__ = ["raw_values"]
+
+_ANY = "/(?s:.*)/"
+_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
+_INTEGER = r"/-?(0|[1-9][0-9]*)/"
+_SPACE = r"[\s\x1c-\x1f]*"  # what Python strips
+_BARE = re.compile(r"(?s)\\.|/")
+_DEEPEST = 16  # references may be circular
+
+# Texts that are read as a value of a kind where that kind is allowed; of "[" and "{" more than are read so.
+_READ_AS = {
+    "array": rf"/{_SPACE}\[(?s:.*)/",
+    "boolean": rf"/{_SPACE}(true|false|True|False){_SPACE}/",
+    "null": rf"/{_SPACE}(null|None){_SPACE}/",
+    "number": rf"/{_SPACE}{_NUMBER}{_SPACE}/",
+    "object": rf"/{_SPACE}\{{(?s:.*)/",
+}
+_WRITTEN = {"boolean": '"true" | "false"', "null": '"null"', "number": f"/{_NUMBER}/", "string": _ANY}
+
+# What else restricts a value, and is not understood; nor are the words that are, where their value is malformed.
+_UNSUPPORTED = frozenset(
+    {"$dynamicRef", "$recursiveRef", "$ref", "allOf", "anyOf", "else", "enum", "if", "not", "oneOf", "then", "type"}
+)
+_LIMITS = {
+    "number": frozenset({"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"}),
+    "string": frozenset({"maxLength", "minLength", "pattern"}),
+}
+
+
+def raw_values(schema: object, root: Mapping[str, Any], kinds: frozenset[str], closer: str) -> str | None:
+    """An expression over terminals: the texts that are read back as a string, number, boolean or null of the schema.
+
+    Args:
+        schema: of one argument.
+        root: where references lead.
+        kinds: those its reader allows, "string" among them.
+        closer: what no text may hold.
+
+    Returns:
+        The expression; None if the schema accepts no such value.
+
+    Raises:
+        InvalidRequest: the schema has a keyword that this cannot express; the message names it.
+    """
+    parts = [_accepted(schema, root, kind, _DEEPEST) for kind in sorted(kinds & _WRITTEN.keys() - {"string"})]
+    strings = _accepted(schema, root, "string", _DEEPEST)
+    if strings is not None:
+        others = [f"~{_READ_AS[kind]}" for kind in sorted(kinds - {"string"})]
+        closed = f"~({_ANY} {_quoted(closer)} {_ANY})"
+        parts.append(_all([strings, _ANY, closed, *others]))
+    return _either([part for part in parts if part is not None])
+
+
+def _accepted(schema: object, root: Mapping[str, Any], kind: str, depth: int) -> str | None:
+    """The values of a kind that a schema accepts: strings as they are, others as JSON; None: there is none."""
+    if schema is False:
+        return None
+    if not isinstance(schema, Mapping):
+        return _WRITTEN[kind]
+    if depth == 0:
+        raise _refused("a $ref that leads to itself")
+    parts = [_WRITTEN[kind]]
+    for keyword, value in schema.items():
+        found = _keyword(keyword, value, root, kind, depth - 1)
+        if found is None:
+            return None
+        parts.append(found)
+    return _all(parts)
+
+
+def _keyword(keyword: str, value: Any, root: Mapping[str, Any], kind: str, depth: int) -> str | None:
+    """What one keyword accepts."""
+    match keyword, value:
+        case "type", str() | list():
+            return _typed(value if isinstance(value, list) else [value], kind)
+        case ("enum", list()) | ("const", _):
+            choices = [choice for choice in (value if keyword == "enum" else [value]) if kind_of(choice) == kind]
+            return _either([_quoted(choice if kind == "string" else json.dumps(choice)) for choice in choices])
+        case ("pattern", str()) if kind == "string":
+            return _searched(value)
+        case ("minLength" | "maxLength", int()) if kind == "string":
+            return f"/(?s:.){{{value},}}/" if keyword == "minLength" else f"/(?s:.){{0,{value}}}/"
+        case "$ref", str() if (target := resolved(value, root)) is not None:
+            return _accepted(target, root, kind, depth)
+        case "allOf", list():
+            found = [_accepted(part, root, kind, depth) for part in value]
+            return None if None in found else _all([part for part in found if part])
+        case "anyOf" | "oneOf", list():
+            some = [part for entry in value if (part := _accepted(entry, root, kind, depth))]
+            return _one(some, kind) if keyword == "oneOf" else _either(some)
+        case _ if keyword in _UNSUPPORTED or (kind in ("string", "number") and keyword in _LIMITS[kind]):
+            raise _refused(f"{keyword!r} of {str(value)[:80]}")
+        case _:
+            return _WRITTEN[kind]
+
+
+def _typed(words: list[Any], kind: str) -> str | None:
+    if kind == "number" and "number" not in words and "integer" in words:
+        return _INTEGER
+    return _WRITTEN[kind] if kind in words else None
+
+
+def _searched(pattern: str) -> str:
+    """Texts in which a pattern is found. Terminals match as a whole: an anchor at an edge says what they do anyway."""
+    parts = []
+    for choice in _choices(pattern):
+        begins, ends = choice.startswith("^"), choice.endswith("$") and not choice.endswith(r"\$")
+        inner = choice[begins : len(choice) - ends]
+        parts.append(f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}")
+    text = _BARE.sub(lambda bare: rf"\{bare[0]}" if bare[0] == "/" else bare[0], "|".join(parts))
+    return f"/{text}/".replace("\n", r"\n")
+
+
+def _choices(pattern: str) -> list[str]:
+    """A pattern cut at the bars that stand outside of groups and classes."""
+    choices, depth, in_class, skip = [""], 0, False, False
+    for char in pattern:
+        if skip or char == "\\":
+            skip = not skip
+        elif in_class or char == "[":
+            in_class = char != "]"
+        else:
+            depth += (char == "(") - (char == ")")
+        if char == "|" and not (depth or in_class or skip) and choices[-1][-1:] != "\\":
+            choices.append("")
+        else:
+            choices[-1] += char
+    return choices
+
+
+def _all(parts: list[str]) -> str:
+    """The texts that all expressions accept."""
+    return " & ".join(f"({part})" for part in dict.fromkeys(parts))
+
+
+def _either(parts: list[str]) -> str | None:
+    """The texts that one of the expressions accepts."""
+    return " | ".join(f"({part})" for part in dict.fromkeys(parts)) or None
+
+
+def _one(parts: list[str], kind: str) -> str | None:
+    """The texts that exactly one of the expressions accepts."""
+    if len(parts) > 1 and kind == "number":  # 1.0 is an integer, too, and none of the expressions knows
+        raise _refused("'oneOf' with several kinds of numbers")
+    alone = [_all([part, *(f"~({other})" for other in parts[:n] + parts[n + 1 :])]) for n, part in enumerate(parts)]
+    return _either(alone)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _refused(what: str) -> InvalidRequest:
+    return InvalidRequest(f"where a string is allowed, {what} cannot be enforced", param="tools")
