@@ -1,6 +1,6 @@
 # Selfdraft. `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup start test test-full test-reference check mutants bench bench-server clean
+.PHONY: help setup start test test-full test-reference test-clients check mutants bench bench-server clean
 
 PY := .venv/bin/python
 
@@ -24,6 +24,11 @@ test-full: ## the whole parity grid: 50 prompts x 128 tokens x depths 0-5 x bf16
 test-reference: ## regenerate the reference fixtures with torch and transformers, in a .venv-reference of its own
 	@sh scripts/setup_reference.sh
 	.venv-reference/bin/python -m pytest -q -c tests/reference/pytest.ini tests/reference
+
+test-clients: ## the real Claude Code, Codex and OpenCode (from npm, over a gigabyte) against the server; 15 minutes
+	@sh scripts/setup.sh test
+	@sh scripts/setup_agents.sh
+	SELFDRAFT_AGENTS=1 $(PY) -m pytest -v tests/agents
 
 check: ## ruff and mypy --strict
 	@sh scripts/setup.sh check

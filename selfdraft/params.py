@@ -33,9 +33,9 @@ class SamplingParams:
     """How one request is sampled. A field left at None takes the checkpoint's default.
 
     The chain, in fp32 and in this order: repetition penalty over prompt and output, presence and
-    frequency penalties over the output only (drafts before the position included), `logit_bias`,
-    temperature, top-k (ties kept), top-p (the token that crosses the border is kept, and tokens tied
-    with it), min-p (relative to the largest probability after temperature).
+    frequency penalties over the output only (drafts before the position included), `logit_bias`, the
+    mask of a grammar, temperature, top-k (ties kept), top-p (the token that crosses the border is kept,
+    and tokens tied with it), min-p (relative to the largest probability after temperature).
 
     Attributes:
         depth: tokens drafted in a cycle; 0 is plain decoding; "auto" adapts to measured cost and acceptance.

@@ -155,7 +155,7 @@ class _SettingsFile(TomlConfigSettingsSource):
                 part = content.get(table, {})
                 if not isinstance(part, dict):
                     raise InvalidRequest(f"{path}: {table} must be a table: write [{table}] above its settings")
-            pass
+            _refuse_unknown(kind, table, part, path)
             values |= part
         self.toml_file_path = path
         self.toml_table_header = ()

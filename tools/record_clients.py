@@ -13,7 +13,6 @@ which order. What is not:
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import http.client
 import itertools
@@ -55,10 +54,8 @@ Request = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("agents", nargs="*", choices=[[], *AGENTS], help="all of them by default")
     OUTPUT.mkdir(exist_ok=True)
-    for name in parser.parse_args().agents or AGENTS:
+    for name in sys.argv[1:] or AGENTS:
         agent = AGENTS[name]
         requests = record(name)
         scrubbed = list(map(Scrubber().scrub, requests))

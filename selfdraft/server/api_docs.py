@@ -86,7 +86,7 @@ def add_docs(app: FastAPI) -> None:
     """Serve /docs, and complete what /openapi.json says. Call it when all other paths are there."""
     plain = app.openapi
     source = (resources.files(__package__) / "page" / "docs.html").read_text(encoding="utf-8")
-    template = Environment(autoescape=False, undefined=StrictUndefined, lstrip_blocks=True).from_string(source)
+    template = Environment(autoescape=True, undefined=StrictUndefined, lstrip_blocks=True).from_string(source)
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -91,6 +91,8 @@ class Server:
             server_header=False,
             timeout_graceful_shutdown=int(min(settings.drain, _FLUSH)),
             timeout_keep_alive=30,
+            http="h11",  # the other parser, taken where it happens to be installed, has no limit on headers
+            ws="none",
             h11_max_incomplete_event_size=64 * 1024,
         )
         self._web = _Web(config, started, self.service, settings.drain)

@@ -111,7 +111,7 @@ class Grammars:
             InvalidRequest: it is too large, or not a grammar; the message says where.
         """
         _check_size("the grammar", text, MAX_LARK, "grammar")
-        return self._grammar(llguidance.LLMatcher.grammar_from_lark(text), "grammar")
+        return self._grammar(_alone({"lark_grammar": text}), "grammar")
 
     def calls(self, text: str) -> Grammar:
         """A grammar that `call_grammar` wrote. It may be as large as the schemas in it.
@@ -120,7 +120,7 @@ class Grammars:
             InvalidRequest: it is too large, or holds what cannot be enforced; the message says what.
         """
         _check_size("the grammar of the tools", text, MAX_SCHEMA, "tools")
-        return self._grammar(llguidance.LLMatcher.grammar_from_lark(text), "tools")
+        return self._grammar(_alone({"lark_grammar": text}), "tools")
 
     def regex(self, pattern: str) -> Grammar:
         """Text that a regular expression matches as a whole (Rust syntax, no look-around, no back references).
@@ -382,6 +382,10 @@ def _library_tokenizer(tokenizer: Tokenizer, ends: list[int]) -> llguidance.LLTo
         tokens = [f"<{id}>".encode() if id in special else text.encode() for id, text in enumerate(texts)]
     wrapper: Any = _Tokens(tokenizer, tokens, special, ends[0])
     return llguidance.LLTokenizer(wrapper, eos_token=ends, slices=llguidance.LLTokenizer.json_slices())
+
+
+def _alone(grammar: Mapping[str, Any]) -> str:
+    return json.dumps({"grammars": [grammar]}, ensure_ascii=False)
 
 
 def _on_a_large_stack(job: Callable[[], llguidance.LLMatcher]) -> llguidance.LLMatcher:

@@ -61,7 +61,7 @@ class ChatTemplate:
     Args:
         source: the Jinja text.
         tokens: special tokens the template may print, as {"bos_token": "<s>"}.
-        origin: where it was read, for error messages.
+        origin: where it was read, for messages about the file; those about a conversation go to clients, and name none.
 
     Attributes:
         source: the Jinja text.
@@ -171,7 +171,7 @@ class ChatTemplate:
                     size += len(piece)
                     if size > MAX_CHARACTERS:
                         raise InvalidRequest(
-                            f"{self._origin} makes a prompt of more than {MAX_CHARACTERS} characters", param="messages"
+                            f"the chat template makes a prompt of over {MAX_CHARACTERS} characters", param="messages"
                         )
                     pieces.append(piece)
             return "".join(pieces)
@@ -179,7 +179,7 @@ class ChatTemplate:
             raise
         except DeadlineExceeded as error:
             raise InvalidRequest(
-                f"{self._origin} took more than {MAX_SECONDS:g} s to render these messages", param="messages"
+                f"the chat template took more than {MAX_SECONDS:g} s to render these messages", param="messages"
             ) from error
         except SecurityError as error:
             raise CheckpointError(f"{self._origin} was refused: {error}") from error
@@ -187,7 +187,7 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template refuses this conversation: {error}", param="messages") from error
         except Exception as error:  # a template is foreign code: any Python error can come out of it
             raise InvalidRequest(
-                f"{self._origin} cannot render these messages ({type(error).__name__}: {error}). "
+                f"the chat template cannot render these messages ({type(error).__name__}: {error}). "
                 "They lack something it reads, or the template is faulty.",
                 param="messages",
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -22,7 +23,7 @@ from selfdraft.cli.chat import GREETING
 from selfdraft.cli.found_models import find_models
 from selfdraft.cli.remote import RemoteConversation
 from selfdraft.cli.serve import LogFlags
-from selfdraft.cli.server_client import KeyNeeded, Unreachable, health, served_model
+from selfdraft.cli.server_client import KeyNeeded, ServedModel, Unreachable, health, served_model
 from selfdraft.cli.slash import obey
 from selfdraft.cli.wizard import StartSettings
 from selfdraft.errors import ContextOverflow, InvalidRequest
@@ -160,9 +161,13 @@ def test_models_are_found_classified_and_measured(home: Path, nano_folder: Path,
 
 
 def _cache(hub: Path, name: str, folder: Path, *, main: bool) -> None:
-    """A repository in the layout of the Hugging Face cache."""
+    """A repository in the layout of the Hugging Face cache; beside its main revision lies a newer one."""
     commit = "a" * 40
     shutil.copytree(folder, hub / name / "snapshots" / commit)
+    if main:
+        newer = shutil.copytree(folder, hub / name / "snapshots" / ("b" * 40))
+        for path in newer.iterdir():
+            os.utime(path, (2e9, 2e9))
     (hub / name / "refs").mkdir()
     (hub / name / "blobs").mkdir()
     (hub / name / "refs" / ("main" if main else "v1")).write_text(commit)
@@ -376,6 +381,30 @@ def test_a_remote_answer_can_be_stopped(server: Running) -> None:
     assert nothing == ""
     assert len(conversation.messages) == 2
     assert server.idle()
+
+
+def test_a_server_that_is_silent_is_given_up_at_once() -> None:
+    """As while it reads a long prompt: it must learn that nobody waits any more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        conversation = RemoteConversation(url, ServedModel("nano", 100, 8), SamplingParams())
+        looks: list[socket.socket] = []
+
+        def stopped() -> bool:
+            if not looks:
+                connection, _ = listener.accept()
+                connection.settimeout(2)
+                looks.append(connection)
+                return False
+            return True
+
+        assert say(conversation, "Hi", stopped) == ""
+        assert conversation.messages == []
+        with looks[0] as connection:
+            received = b""
+            while piece := connection.recv(65536):  # to the end: a timeout is an error
+                received += piece
+        assert b"POST /v1/chat/completions" in received
 
 
 def test_what_a_server_refuses_keeps_its_kind(server: Running, load_nano: Callable[[], LLM]) -> None:

@@ -87,6 +87,22 @@ def test_an_answer_streams_with_its_thinking_and_figures(page: Any, backend: Bac
     expect(page.locator(".figures")).to_contain_text("prompt 512, 480 cached, 0.31 s")
 
 
+def test_long_thinking_is_not_laid_out_for_every_token(page: Any, backend: Backend) -> None:
+    backend.scripts["think"] = [("think", f"word{number} ") for number in range(600)] + [("text", "so")]
+    page.evaluate(
+        """() => {
+          window.changes = 0;
+          const ours = ({target}) => target.className === "thoughts";
+          const count = (records) => { window.changes += records.filter(ours).length };
+          new MutationObserver(count).observe(document.querySelector("#messages"), {subtree: true, childList: true});
+        }"""
+    )
+    send(page, "think")
+    answered(page, "so")
+    expect(page.locator(".thoughts")).to_contain_text("word599")
+    assert 0 < page.evaluate("window.changes") < 200
+
+
 @pytest.mark.parametrize("how", ["button", "escape"])
 def test_an_answer_can_be_stopped(page: Any, backend: Backend, how: str) -> None:
     backend.scripts["go"] = [("text", "so far"), ("hold",), ("text", " and on")]
@@ -255,6 +271,7 @@ def test_a_model_that_could_not_be_loaded_is_told(page: Any, backend: Backend) -
     page.expected = "status of 503"
     backend.health = "failed"
     page.reload()
+    expect(page.locator("#server-failed")).to_be_visible()
     expect(page.locator("#server-failed")).to_contain_text("weights are missing. Start the server again.")
     expect(page.locator("#server-loading")).to_be_hidden()
 

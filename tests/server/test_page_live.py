@@ -17,11 +17,11 @@ from .conftest import Running, running, within
 expect = browser_api().expect
 KEY = "a-key-of-the-tests"
 QUESTION = "Write a Python function that adds two numbers."
-# Every text of the figures while the answer was not complete, kept from inside the page: polling would miss them.
+# What the figures said while the model was thinking, kept from inside the page: polling would miss it.
 LIVE_FIGURES = """() => {
   window.seen = [];
   new MutationObserver(() => {
-    const text = document.querySelector('.answer[data-status="streaming"] .figures')?.textContent;
+    const text = document.querySelector('details[open] ~ .figures')?.textContent;
     if (text) window.seen.push(text);
   }).observe(document.querySelector('#messages'), {subtree: true, childList: true});
 }"""

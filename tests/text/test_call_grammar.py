@@ -314,6 +314,16 @@ def test_one_call_one_tool_and_nothing_else(callers: dict[str, list[Caller]], st
     assert not caller.accepts(several, "")
 
 
+def test_white_space_in_json_is_bounded(callers: dict[str, list[Caller]]) -> None:
+    """It could go on for ever."""
+    one = tool(properties={"a": {"type": "array"}})
+    for style in STYLES:
+        caller = callers[style][1]
+        text = joined(style, written(style, "f", {"a": [1]}))
+        assert caller.accepts(caller.grammar([one]), text.replace("[1]", "[\n  1]"))
+        assert not caller.accepts(caller.grammar([one]), text.replace("[1]", "[" + "\n" * 9 + "1]"))
+
+
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(
     ("given", "valid"),

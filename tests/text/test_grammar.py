@@ -77,6 +77,13 @@ def test_other_grammars(grammars: Grammars, tokenizer: Tokenizer) -> None:
     assert not accepts(tool, tokenizer, "<tool_call>search</tool_call>")  # spelled out, it is other tokens
 
 
+def test_text_that_spells_a_special_token_can_be_forced(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    """The library would force the token there, and then refuse it as no text."""
+    assert accepts(grammars.lark('start: "<think>a</think>"'), tokenizer, "<think>a</think>")
+    assert accepts(grammars.json_schema({"const": "<|im_end|>"}), tokenizer, '"<|im_end|>"')
+    assert not accepts(grammars.lark('start: "<think>a"'), tokenizer, "<think>a", special=True)
+
+
 def test_special_tokens_are_no_text(grammars: Grammars, tokenizer: Tokenizer) -> None:
     sentence = grammars.regex("(?s:.)*").start()
     mask = sentence.allowed(())[0]
@@ -186,6 +193,24 @@ def test_no_token_reaches_beyond_the_marker(grammars: Grammars, tokenizer: Token
     assert sentence.allowed(())[0, id]
     sentence.emit(tokenizer.encode("#", special=False))
     assert not sentence.allowed(())[0, id]
+
+
+@pytest.mark.parametrize("kind", ["schema", "lark", "regex", "either"])
+def test_every_kind_of_grammar_can_come_later(grammars: Grammars, tokenizer: Tokenizer, kind: str) -> None:
+    schema = grammars.json_schema({"type": "object", "additionalProperties": False})
+    lark, regex = grammars.lark('start: "{}"'), grammars.regex("[{][}]")
+    grammar = {"schema": schema, "lark": lark, "regex": regex, "either": lark.or_else(schema)}[kind]
+    assert accepts(grammar, tokenizer, "{}")
+    assert accepts(grammar.after("</think>"), tokenizer, "so</think>\n\n{}", special=True)
+    assert not accepts(grammar.after("</think>"), tokenizer, "{}")
+
+
+def test_one_grammar_or_another(grammars: Grammars, tokenizer: Tokenizer) -> None:
+    grammar = grammars.lark('start: <tool_call> "x"').or_else(grammars.json_schema(PERSON))
+    for text, accepted in [("<tool_call>x", True), ('{"name": "a", "age": 1}', True), ("x", False), ("{}", False)]:
+        assert accepts(grammar, tokenizer, text, special=True) == accepted
+    both = '<tool_call>x{"name": "a", "age": 1}'
+    assert not accepts(grammar, tokenizer, both, special=True)
 
 
 # --- what is refused

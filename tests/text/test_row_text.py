@@ -140,3 +140,22 @@ def test_refused(tokenizer: Tokenizer, stops: list[str], minimum: int, param: st
     with pytest.raises(InvalidRequest) as caught:
         RowText(tokenizer, stops, minimum)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("min_tokens", [0, 4, 9])
+def test_text_that_says_it_is_over_ends_the_row_with_that_token(tokenizer: Tokenizer, min_tokens: int) -> None:
+    ids = tokenizer.encode("one two three four five six", special=False)
+    told: list[str] = []
+
+    def ends(text: str) -> bool:
+        told.append(text)
+        return "two" in "".join(told)
+
+    row = RowText(tokenizer, min_tokens=min_tokens, ends=ends)
+    said = next(n for n in range(1, len(ids) + 1) if "two" in tokenizer.decode(ids[:n]))
+    kept = max(said, min_tokens + 1)
+    assert row.push(ids) == (kept if kept <= len(ids) else None)
+    if kept <= len(ids):
+        assert row.push(ids) == 0
+        assert row.finish() == tokenizer.decode(ids[:kept])
+    assert row.stop is None

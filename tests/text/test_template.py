@@ -220,8 +220,18 @@ def test_raise_exception_becomes_ours() -> None:
 
 @pytest.mark.parametrize("source", ["{{ messages[0].content.x.y }}", "{{ 1 + messages[0].content }}", "{{ 1 / 0 }}"])
 def test_any_failure_becomes_ours(source: str) -> None:
-    with pytest.raises(InvalidRequest, match="my template cannot render these messages"):
-        ChatTemplate(source, origin="my template").render([USER])
+    with pytest.raises(InvalidRequest, match="the chat template cannot render these messages"):
+        ChatTemplate(source).render([USER])
+
+
+def test_a_refusal_names_no_path(tmp_path: Path) -> None:
+    """It goes to clients of a server."""
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[9].role.nothing }}")
+    template = ChatTemplate.from_folder(tmp_path)
+    assert template is not None
+    with pytest.raises(InvalidRequest, match="the chat template cannot render") as caught:
+        template.render([{"role": "user", "content": "x"}])
+    assert str(tmp_path) not in str(caught.value)
 
 
 def test_allowed_variables() -> None:

@@ -49,6 +49,7 @@ def router() -> APIRouter:
     renderer = RenderProcess()
     limiter = anyio.CapacityLimiter(1)  # texts that wait must not fill the pool of threads
 
+    @routes.head("/")  # Claude Code asks so whether anybody is there
     @routes.get("/")
     async def page() -> Response:
         return _file("index.html", files["index.html"])

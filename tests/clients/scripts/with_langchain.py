@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
@@ -21,7 +21,7 @@ class Person(BaseModel):
 
 
 @tool
-def get_weather(city: str, unit: Literal["c", "f"]) -> str:
+def get_weather(city: Annotated[str, Field(max_length=12)], unit: Literal["c", "f"]) -> str:
     """The weather of a city."""
     return f"clear in {city}, 21 {unit}"
 

@@ -63,5 +63,8 @@ found = lm_eval.simple_evaluate(
     log_samples=True,
     bootstrap_iters=0,
 )
-scores = {sample["doc"]["question"]: sample["filtered_resps"] for sample in found["samples"]["tiny_choices"]}
-Path(RESULT).write_text(json.dumps({"results": found["results"], "scores": scores}, default=str), encoding="utf-8")
+samples = [
+    {**sample["doc"], "scores": [float(score) for score, _ in sample["filtered_resps"]]}
+    for sample in found["samples"]["tiny_choices"]
+]
+Path(RESULT).write_text(json.dumps({"results": found["results"], "samples": samples}, default=str), encoding="utf-8")

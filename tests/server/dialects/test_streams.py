@@ -8,7 +8,6 @@ import anthropic.types
 import openai.types.chat
 import openai.types.completion
 import openai.types.responses
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState

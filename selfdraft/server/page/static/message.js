@@ -5,6 +5,7 @@ import { showFigures } from "./figures.js";
 import { markdownInto } from "./markdown.js";
 
 const FIGURES_EVERY = 250; // milliseconds; faster than this nobody reads them
+const THOUGHTS_EVERY = 100;
 
 export const messageView = (message, actions) =>
   message.role === "user" ? userView(message, actions) : answerView(message, actions);
@@ -77,6 +78,16 @@ function thinkingView(message) {
   const text = el("div", { className: "thoughts", dir: "auto", tabIndex: 0 });
   const node = el("details", { className: "thinking", hidden: true }, label, text);
   let wasThinking = false;
+  let shown = "";
+  let nextAt = 0;
+  /** Long thoughts take long to lay out: at most a quarter of the time goes into it. */
+  const show = (thinking) => {
+    const started = Date.now();
+    if (shown === message.reasoning || (thinking && started < nextAt)) return;
+    text.textContent = shown = message.reasoning;
+    if (thinking) text.scrollTop = text.scrollHeight;
+    nextAt = Date.now() + Math.max(THOUGHTS_EVERY, 3 * (Date.now() - started));
+  };
   const update = () => {
     node.hidden = !message.reasoning;
     if (!message.reasoning) return;
@@ -84,9 +95,8 @@ function thinkingView(message) {
     const seconds = ((message.thoughtMs ?? 0) + (thinking ? Date.now() - message.thinkingSince : 0)) / 1000;
     const words = thinking ? `Thinking, ${Math.floor(seconds)} s` : `Thought for ${seconds.toFixed(1)} s`;
     if (label.textContent !== words) label.textContent = words;
-    if (text.textContent !== message.reasoning) text.textContent = message.reasoning;
     if (thinking !== wasThinking) node.open = thinking;
-    if (thinking) text.scrollTop = text.scrollHeight;
+    show(thinking);
     wasThinking = thinking;
   };
   return { node, update };

@@ -1,0 +1,11 @@
+"""Faults to plant: each breaks one rule of the project. Knows no test runner."""
+
+from __future__ import annotations
+
+from .engine import FAULTS as ENGINE
+from .fault import Fault
+from .server import FAULTS as SERVER
+
+__all__ = ["FAULTS", "Fault"]
+
+FAULTS = [*ENGINE, *SERVER]
