@@ -43,7 +43,7 @@ OURS = (PROMPT, NOTES.strip(), SAID, FIRST)  # words that are no vendor's
 # Each is one token of the reference tokenizer, with a space before it or at the start of a line.
 WORDS = ("water", "light", "river", "green", "place", "under", "other", "night", "number", "late", "west")
 _MARK = re.compile(r"(\s*(?:[-*#>]+|\d+[.)])?\s*)(.*)", re.DOTALL)
-_TAG = re.compile(r"(</?[A-Za-z][\w:-]*(?: [^<>]*)?>)")
+_TAG = re.compile(r"(</?[A-Za-z][\w:-]*(?: [\w:-]+=\"[^\"<>]*\")*/?>)")
 _PLACE = re.compile(rf"[\w./-]*/{PLACE}")
 _CLOCK = re.compile(r"\b1\d{12}\b")
 _SYSTEM = re.compile(r"\([A-Z][a-z]+ [\d.]+; \w+\)")  # of a User-Agent

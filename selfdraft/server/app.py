@@ -141,6 +141,7 @@ def _add_errors(app: FastAPI) -> None:
 
 
 def _add_status(app: FastAPI, service: EngineService) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get(
         "/health",
         summary="Whether the model is there; never waits for it",
@@ -149,7 +150,7 @@ def _add_status(app: FastAPI, service: EngineService) -> None:
     async def health() -> Response:
         figures = {"version": __version__, **service.figures}
         if service.failure is not None:
-            return JSONResponse({"status": "failed", "error": str(service.failure), **figures}, 503)
+            return JSONResponse({"status": "failed", "error": "the server's log says why", **figures}, 503)
         if service.stopping:
             return JSONResponse({"status": "stopping", **figures}, 503)
         if not service.ready:

@@ -96,7 +96,7 @@ class EngineService:
         """
         if self._llm is None:
             if self.failure is not None:
-                raise Loading(f"the model could not be loaded: {self.failure}")
+                raise Loading("there is no model to answer with; the server's log says why")
             raise Loading("the model is still being loaded; try again in a moment")
         return self._llm
 

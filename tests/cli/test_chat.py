@@ -195,7 +195,7 @@ def test_an_error_ends_a_pipe(inside: Command, llm: LLM, monkeypatch: pytest.Mon
     ended = inside("chat", "--max-tokens", "3", stdin=b"Hi\n" + b"a very long message " * 9 + b"\nHi\n")
     assert ended.code == 1
     assert len(ended.out.splitlines()) == 1
-    assert ended.err.startswith("selfdraft: the prompt has ")
+    assert ended.err.startswith("selfdraft: this model's maximum context length is 25 tokens")
 
 
 def test_a_depth_that_cannot_be_is_refused_at_once(inside: Command) -> None:
@@ -276,7 +276,7 @@ def test_an_error_in_a_terminal_ends_the_turn_only(environment: dict[str, str], 
     child = spawn(environment, "--max-tokens", "3", "--model", str(folder))
     child.expect(PROMPT)
     child.send("This message is so long that it does not fit into a context of 24 tokens.\r")
-    child.expect("selfdraft: the prompt has")
+    child.expect("selfdraft: this model's maximum context length")
     child.expect("/reset")
     child.expect(PROMPT)
     child.send("Hi\r")

@@ -84,7 +84,8 @@ def test_logprobs(inside: Command) -> None:
     body = run_json(inside, "--logprobs", "2", "--temperature", "0", "--max-tokens", "4", QUESTION)
     assert len(body["logprobs"]) == 4
     for entry in body["logprobs"]:
-        assert set(entry) == {"token_id", "token", "logprob", "top"}
+        assert set(entry) == {"token_id", "token", "logprob", "top", "offset"}
+        assert body["text"].startswith(entry["token"], entry["offset"])
         (best, _), (second, _) = ((value, id) for id, _, value in entry["top"])
         assert entry["logprob"] == best >= second
         assert best <= 0 < math.exp(best)

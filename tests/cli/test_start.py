@@ -91,9 +91,10 @@ def settled(child: Any) -> int:
 # In a pipe
 
 
-def test_a_pipe_is_a_chat_and_asks_nothing(home: Path, inside: Command) -> None:
+def test_a_pipe_is_a_chat_and_asks_nothing(home: Path, inside: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "_params", lambda choice: SamplingParams(temperature=0))
     started = inside("start", stdin=b"What is 2 + 2?\n")
-    assert started == inside("chat", stdin=b"What is 2 + 2?\n")
+    assert started == inside("chat", "--temperature", "0", stdin=b"What is 2 + 2?\n")
     assert started.code == 0
     assert started.out
     assert not (home / "config").exists()

@@ -225,15 +225,17 @@ def test_calls_streamed_and_whole(oai: openai.OpenAI, choice: Any) -> None:
 
 def test_choice_of_auto_and_none(trained: openai.OpenAI) -> None:
     asked = {"messages": QUESTION, "tools": [WEATHER], "max_tokens": 40, "extra_body": {}}
-    for choice in ("auto", "none"):
-        answer = chat(trained, **asked, tool_choice=choice).choices[0]
-        assert "<tool_call>" not in (answer.message.content or "")
-        if answer.finish_reason == "tool_calls":
-            assert choice == "auto"
-            assert all(call.function.name for call in answer.message.tool_calls)
-        else:
-            assert answer.message.tool_calls is None
-            assert answer.message.content
+    free = chat(trained, **asked).choices[0]
+    (call,) = free.message.tool_calls
+    assert (free.finish_reason, free.message.content) == ("tool_calls", None)
+    assert (call.function.name, json.loads(call.function.arguments)["city"]) == ("get_weather", "Paris")
+    chunks = list(chat(trained, **asked, stream=True))
+    deltas = [delta for chunk in chunks for entry in chunk.choices for delta in entry.delta.tool_calls or ()]
+    assert "".join(delta.function.arguments or "" for delta in deltas) == call.function.arguments
+    assert text_of(chunks) == ""
+    bound = chat(trained, **asked, tool_choice="none").choices[0]
+    assert bound.message.tool_calls is None
+    assert "<tool_call>" not in bound.message.content != ""
 
 
 def test_results_of_tools_are_sent_back(oai: openai.OpenAI) -> None:

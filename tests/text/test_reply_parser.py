@@ -250,6 +250,12 @@ CASES: dict[str, tuple[str, str, list[ReplyEvent]]] = {
         "<tool_call><function=g></function></tool_call>b",
         [*call('{"list": "[\\"a]", "text": "x"}'), *call("{}", index=1, name="g"), Content("b")],
     ),
+    "mimo, a quote forgotten before a quoted tag": (
+        "mimo",
+        '<tool_call><function=f><parameter=list>["a]</parameter><parameter=text>x</parameter> y</parameter></function>'
+        "</tool_call>b",
+        [*call('{"list": "[\\"a]", "text": "x</parameter> y"}'), Content("b")],
+    ),
     "mimo, two quotes forgotten": (
         "mimo",
         '<tool_call><function=f><parameter=list>["a]</parameter><parameter=object>{"b: 1}</parameter></function>'
