@@ -69,7 +69,7 @@ def _try(copy: Path, fault: Fault) -> str | None:
         path.write_text(text, encoding="utf-8")
     if done.returncode == 0:
         return None
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if done.returncode != 1 or not found:
         raise SystemExit(f"{fault.name}: pytest itself failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return found.group(1)

@@ -172,7 +172,10 @@ class _ChatWriter:
         self._ended: list[ToolEnd] = []
 
     def events(self, piece: Piece) -> Sequence[JobEvent]:
-        events = self._wanted([*self._parser.push(piece.text), *(self._parser.finish() if piece.result else ())])
+        events = self._parser.push(piece.text)
+        if piece.result is not None:
+            events = [*events, *self._parser.finish()]
+        events = self._wanted(events)
         self._reasoning += [event.text for event in events if isinstance(event, Reasoning)]
         written: list[JobEvent] = []
         if events or piece.logprobs:

@@ -20,7 +20,8 @@ _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _INTEGER = r"/-?(0|[1-9][0-9]*)/"
 _SPACE = r"[\s\x1c-\x1f]*"  # what Python strips
 _BARE = re.compile(r"(?s)\\.|/")
-_DEEPEST = 16  # references may be circular
+_MOST_VISITS = 400
+_LARGEST = 64 * 1024  # characters of an expression
 
 # Texts that are read as a value of a kind where that kind is allowed; of "[" and "{" more than are read so.
 _READ_AS = {
@@ -57,8 +58,8 @@ def raw_values(schema: object, root: Mapping[str, Any], kinds: frozenset[str], c
     Raises:
         InvalidRequest: the schema has a keyword that this cannot express; the message names it.
     """
-    parts = [_accepted(schema, root, kind, _DEEPEST) for kind in sorted(kinds & _WRITTEN.keys() - {"string"})]
-    strings = _accepted(schema, root, "string", _DEEPEST)
+    parts = [_Values(root, kind).accepted(schema) for kind in sorted(kinds & _WRITTEN.keys() - {"string"})]
+    strings = _Values(root, "string").accepted(schema)
     if strings is not None:
         others = [f"~{_READ_AS[kind]}" for kind in sorted(kinds - {"string"})]
         closed = f"~({_ANY} {_quoted(closer)} {_ANY})"
@@ -66,47 +67,57 @@ def raw_values(schema: object, root: Mapping[str, Any], kinds: frozenset[str], c
     return _either([part for part in parts if part is not None])
 
 
-def _accepted(schema: object, root: Mapping[str, Any], kind: str, depth: int) -> str | None:
-    """The values of a kind that a schema accepts: strings as they are, others as JSON; None: there is none."""
-    if schema is False:
-        return None
-    if not isinstance(schema, Mapping):
-        return _WRITTEN[kind]
-    if depth == 0:
-        raise _refused("a $ref that leads to itself")
-    parts = [_WRITTEN[kind]]
-    for keyword, value in schema.items():
-        found = _keyword(keyword, value, root, kind, depth - 1)
-        if found is None:
+class _Values:
+    """The values of one kind that a schema accepts: strings as they are, others as JSON."""
+
+    def __init__(self, root: Mapping[str, Any], kind: str) -> None:
+        self._root = root
+        self._kind = kind
+        self._any = _WRITTEN[kind]
+        self._visits = 0  # references make a small schema large, or endless
+
+    def accepted(self, schema: object) -> str | None:
+        """An expression; None: there is no such value."""
+        if schema is False:
             return None
-        parts.append(found)
-    return _all(parts)
+        if not isinstance(schema, Mapping):
+            return self._any
+        self._visits += 1
+        if self._visits > _MOST_VISITS:
+            raise _refused("a schema that is so large, or refers to itself,")
+        parts = [self._any]
+        for keyword, value in schema.items():
+            found = self._keyword(keyword, value)
+            if found is None:
+                return None
+            parts.append(found)
+        return _all(parts)
 
-
-def _keyword(keyword: str, value: Any, root: Mapping[str, Any], kind: str, depth: int) -> str | None:
-    """What one keyword accepts."""
-    match keyword, value:
-        case "type", str() | list():
-            return _typed(value if isinstance(value, list) else [value], kind)
-        case ("enum", list()) | ("const", _):
-            choices = [choice for choice in (value if keyword == "enum" else [value]) if kind_of(choice) == kind]
-            return _either([_quoted(choice if kind == "string" else json.dumps(choice)) for choice in choices])
-        case ("pattern", str()) if kind == "string":
-            return _searched(value)
-        case ("minLength" | "maxLength", int()) if kind == "string":
-            return f"/(?s:.){{{value},}}/" if keyword == "minLength" else f"/(?s:.){{0,{value}}}/"
-        case "$ref", str() if (target := resolved(value, root)) is not None:
-            return _accepted(target, root, kind, depth)
-        case "allOf", list():
-            found = [_accepted(part, root, kind, depth) for part in value]
-            return None if None in found else _all([part for part in found if part])
-        case "anyOf" | "oneOf", list():
-            some = [part for entry in value if (part := _accepted(entry, root, kind, depth))]
-            return _one(some, kind) if keyword == "oneOf" else _either(some)
-        case _ if keyword in _UNSUPPORTED or (kind in ("string", "number") and keyword in _LIMITS[kind]):
-            raise _refused(f"{keyword!r} of {str(value)[:80]}")
-        case _:
-            return _WRITTEN[kind]
+    def _keyword(self, keyword: str, value: Any) -> str | None:
+        """What one keyword accepts."""
+        text = self._kind == "string"
+        match keyword, value:
+            case "type", str() | list():
+                return _typed(value if isinstance(value, list) else [value], self._kind)
+            case ("enum", list()) | ("const", _):
+                choices = [c for c in (value if keyword == "enum" else [value]) if kind_of(c) == self._kind]
+                return _either([_quoted(choice if text else json.dumps(choice)) for choice in choices])
+            case ("pattern", str()) if text:
+                return _searched(value)
+            case ("minLength" | "maxLength", int()) if text:
+                return f"/(?s:.){{{value},}}/" if keyword == "minLength" else f"/(?s:.){{0,{value}}}/"
+            case "$ref", str() if (target := resolved(value, self._root)) is not None:
+                return self.accepted(target)
+            case "allOf", list():
+                found = [self.accepted(part) for part in value]
+                return None if None in found else _all([part for part in found if part])
+            case "anyOf" | "oneOf", list():
+                some = [part for entry in value if (part := self.accepted(entry))]
+                return _one(some, self._kind) if keyword == "oneOf" else _either(some)
+            case _ if keyword in _UNSUPPORTED or keyword in _LIMITS.get(self._kind, ()):
+                raise _refused(f"{keyword!r} of {str(value)[:80]}")
+            case _:
+                return self._any
 
 
 def _typed(words: list[Any], kind: str) -> str | None:
@@ -145,20 +156,28 @@ def _choices(pattern: str) -> list[str]:
 
 def _all(parts: list[str]) -> str:
     """The texts that all expressions accept."""
-    return " & ".join(f"({part})" for part in dict.fromkeys(parts))
+    return _joined(" & ", parts)
 
 
 def _either(parts: list[str]) -> str | None:
     """The texts that one of the expressions accepts."""
-    return " | ".join(f"({part})" for part in dict.fromkeys(parts)) or None
+    return _joined(" | ", parts) or None
 
 
 def _one(parts: list[str], kind: str) -> str | None:
     """The texts that exactly one of the expressions accepts."""
     if len(parts) > 1 and kind == "number":  # 1.0 is an integer, too, and none of the expressions knows
         raise _refused("'oneOf' with several kinds of numbers")
+    if sum(map(len, parts)) * len(parts) > _LARGEST:
+        raise _refused("so large a 'oneOf'")
     alone = [_all([part, *(f"~({other})" for other in parts[:n] + parts[n + 1 :])]) for n, part in enumerate(parts)]
     return _either(alone)
+
+
+def _joined(operator: str, parts: list[str]) -> str:
+    if sum(map(len, parts)) > _LARGEST:
+        raise _refused("so large a schema")
+    return operator.join(f"({part})" for part in dict.fromkeys(parts))
 
 
 def _quoted(text: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 import selfdraft
 from tests.server.conftest import Running, load_nano, nano_folder, running, server
+from tests.support.needs import lacking
 
 __all__ = ["load_nano", "nano_folder", "server"]  # fixtures, for the tests here
 
@@ -74,7 +75,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Client:
     The script gets the path of its result as its first argument, then those given here.
     """
     if not PYTHON.exists():
-        pytest.skip("needs .venv-clients: sh scripts/setup_clients.sh")
+        lacking("there is no .venv-clients (sh scripts/setup_clients.sh)")
 
     def run(script: str, *arguments: str, timeout: float = 240) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp(Path(script).stem)

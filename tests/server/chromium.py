@@ -1,18 +1,14 @@
-"""Chromium for tests of the pages: where it is, and a page that is watched. Knows Playwright; nothing of the pages.
-
-Without Chromium or Playwright these tests are skipped, and with SELFDRAFT_NEEDS_BROWSER=1 they fail instead.
-"""
+"""Chromium for tests of the pages: where it is, and a page that is watched. Knows Playwright; nothing of the pages."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
+from tests.support.needs import lacking
 
 try:
     from playwright import sync_api
@@ -30,9 +26,7 @@ def browser_api() -> Any:
         reason = "Chromium is not installed (apt-get install chromium)"
     else:
         return sync_api
-    if os.environ.get("SELFDRAFT_NEEDS_BROWSER"):
-        pytest.fail(f"SELFDRAFT_NEEDS_BROWSER is set, but {reason}", pytrace=False)
-    pytest.skip(reason, allow_module_level=True)
+    lacking(reason)
 
 
 def executable() -> str | None:

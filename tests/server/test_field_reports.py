@@ -337,6 +337,7 @@ def test_report_6_drafting_goes_on_after_a_burst_and_cancels(load_nano: Callable
 
         before = drafted(4)
         left = [post(server, {"messages": HELLO, "max_tokens": 3000}) for _ in range(12)]
+        assert within(30, lambda: sum(bool(row.emitted) for row in server.service.llm.engine.rows) == 8)
         kept = [post(server, {"messages": HELLO, "max_tokens": 30, "depth": depth}) for depth in (0, 2, 4)]
         for connection in left:
             connection.close()
@@ -454,7 +455,12 @@ def test_report_15_health_never_waits_for_the_engine(load_nano: Callable[[], LLM
 
 
 def test_report_16_the_reply_limit_is_a_part_of_the_context(load_nano: Callable[[], LLM]) -> None:
-    with running(scripted(load_nano, "word " * 3000)) as server, server.client() as client:
+    def load() -> LLM:
+        llm = load_nano()
+        llm.limit_context(1024)
+        return llm
+
+    with running(scripted(load, "word " * 900)) as server, server.client() as client:
         (model,) = client.get("/v1/models").json()["data"]
         assert 0 < model["max_output_tokens"] <= model["max_model_len"] / 2
         assert model["max_output_tokens"] == reply_limit(model["max_model_len"])  # what `connect` writes

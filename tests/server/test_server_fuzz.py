@@ -22,7 +22,7 @@ from selfdraft.llm import LLM
 
 from .conftest import Running, running
 
-EXAMPLES = int(os.environ.get("SELFDRAFT_FUZZ", "60"))
+EXAMPLES = int(os.environ.get("SELFDRAFT_FUZZ", "40"))
 
 FUNCTION = {
     "name": "weather",

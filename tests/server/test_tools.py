@@ -17,7 +17,7 @@ import pytest
 from selfdraft.server.chat import Chats
 from selfdraft.server.dialects import anthropic_messages, openai_chat, openai_responses
 from selfdraft.server.dialects.wire import Envelope, read
-from selfdraft.server.jobs import ChatJob, JobEvent, OutputFormat
+from selfdraft.server.jobs import ChatJob, JobEvent, OutputFormat, ToolChoice
 
 from .conftest import Running
 from .test_server import chat, streamed
@@ -30,7 +30,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-FUNCTIONS = [
+FUNCTIONS: list[dict[str, Any]] = [
     {"name": "weather", "description": "Weather of a city.", "parameters": SCHEMA},
     {"name": "note", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
 ]
@@ -179,7 +179,7 @@ def test_without_tools_calls_are_text(server: Running) -> None:
     whole = openai_chat.collect(answered(server, scripted(job, f"So: {WEATHER}")), request, ENVELOPE)
     assert shown(whole)[:3] == (f"So: {WEATHER}", [], "stop")
     assert "weather" not in prompt(server, job)
-    assert "Weather of a city." in prompt(server, replace(job, tool_choice=openai_chat.tool_choice("auto")))
+    assert "Weather of a city." in prompt(server, replace(job, tool_choice=ToolChoice()))
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -297,14 +297,13 @@ def test_a_schema_that_cannot_be_forced_is_refused_by_name(
 
 FORMATS: dict[str, dict[str, Any]] = {
     "schema": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
-    "strict": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
     "grammar": {"type": "grammar", "grammar": 'start: "yes" | "no, " REASON\nREASON: /[a-z]{1,5}/'},
     "regex": {"type": "regex", "regex": "[0-9]{3}-[ab]{2}"},
 }
 
 
 def valid(kind: str, text: str) -> bool:
-    if kind in ("schema", "strict"):
+    if kind == "schema":
         jsonschema.validate(json.loads(text), SCHEMA)
         return True
     return text == "yes" or text[:4] == "no, " if kind == "grammar" else text[3] == "-" and len(text) == 6

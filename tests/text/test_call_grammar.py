@@ -91,7 +91,7 @@ def callers(tokenizer: Tokenizer) -> dict[str, list[Caller]]:
     }
 
 
-def tool(name: str = "f", **parameters: Any) -> dict[str, Any]:
+def tool(name: str = "f", /, **parameters: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
 
 
