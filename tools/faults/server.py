@@ -75,7 +75,7 @@ FAULTS = [
         "server/service.py",
         "            ticket.answer.give_up()\n",
         "            pass\n",
-        "tests/server/test_field_reports.py tests/server/test_server.py",
+        "tests/server/test_service.py",
     ),
     Fault(
         "memory is not asked for before a prefill",

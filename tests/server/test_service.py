@@ -1,0 +1,40 @@
+"""Guards the engine's thread without HTTP: what must happen inside a step, where no request can look."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from selfdraft.llm import LLM
+from selfdraft.params import SamplingParams
+from selfdraft.results import Piece
+from selfdraft.server.service import EngineService
+
+from .conftest import running
+
+
+def test_an_answer_given_up_in_its_prefill_ends_between_two_layers(load_nano: Callable[[], LLM]) -> None:
+    inside, given_up = threading.Event(), threading.Event()
+    told: list[int] = []
+
+    def on_prefill(done: int, total: int) -> None:
+        told.append(done)
+        inside.set()
+        given_up.wait(20)
+
+    async def scenario(service: EngineService) -> Piece | Exception:
+        answer = service.llm.answer(list(range(1, 300)), SamplingParams(max_tokens=4), on_prefill=on_prefill)
+        tickets = service.submit([answer])
+        await asyncio.to_thread(inside.wait, 20)
+        service.cancel(tickets)  # the thread is in the middle of a chunk, and reads no mail
+        given_up.set()
+        return (await asyncio.wait_for(tickets[0].received.get(), 20))[1]
+
+    with running(load_nano) as server:
+        last = asyncio.run(scenario(server.service))
+        assert server.idle()
+    assert isinstance(last, Piece)
+    assert last.result is not None
+    assert last.result.finish_reason == "cancelled"
+    assert len(told) == 1
