@@ -20,7 +20,8 @@ _NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _INTEGER = r"/-?(0|[1-9][0-9]*)/"
 _SPACE = r"[\s\x1c-\x1f]*"  # what Python strips
 _BARE = re.compile(r"(?s)\\.|/")
-_MOST_VISITS = 400
+_MOST_VISITS = 4000
+_DEEPEST = 64
 _LARGEST = 64 * 1024  # characters of an expression
 
 # Texts that are read as a value of a kind where that kind is allowed; of "[" and "{" more than are read so.
@@ -63,7 +64,7 @@ def raw_values(schema: object, root: Mapping[str, Any], kinds: frozenset[str], c
     if strings is not None:
         others = [f"~{_READ_AS[kind]}" for kind in sorted(kinds - {"string"})]
         closed = f"~({_ANY} {_quoted(closer)} {_ANY})"
-        parts.append(_all([strings, _ANY, closed, *others]))
+        parts.append(_all([strings, closed, *others]))
     return _either([part for part in parts if part is not None])
 
 
@@ -74,7 +75,8 @@ class _Values:
         self._root = root
         self._kind = kind
         self._any = _WRITTEN[kind]
-        self._visits = 0  # references make a small schema large, or endless
+        self._visits = 0  # references make a small schema large
+        self._depth = 0  # or endless
 
     def accepted(self, schema: object) -> str | None:
         """An expression; None: there is no such value."""
@@ -83,15 +85,13 @@ class _Values:
         if not isinstance(schema, Mapping):
             return self._any
         self._visits += 1
-        if self._visits > _MOST_VISITS:
+        if self._visits > _MOST_VISITS or self._depth == _DEEPEST:
             raise _refused("a schema that is so large, or refers to itself,")
-        parts = [self._any]
-        for keyword, value in schema.items():
-            found = self._keyword(keyword, value)
-            if found is None:
-                return None
-            parts.append(found)
-        return _all(parts)
+        self._depth += 1
+        parts = [self._keyword(keyword, value) for keyword, value in schema.items()]
+        self._depth -= 1
+        # What restricts nothing is left out: it is costly beside many alternatives.
+        return None if None in parts else _all([part for part in parts if part and part != self._any] or [self._any])
 
     def _keyword(self, keyword: str, value: Any) -> str | None:
         """What one keyword accepts."""
@@ -111,13 +111,32 @@ class _Values:
             case "allOf", list():
                 found = [self.accepted(part) for part in value]
                 return None if None in found else _all([part for part in found if part])
-            case "anyOf" | "oneOf", list():
-                some = [part for entry in value if (part := self.accepted(entry))]
-                return _one(some, self._kind) if keyword == "oneOf" else _either(some)
+            case "anyOf", list():
+                return _either(self._some(value))
+            case "oneOf", list():
+                return self._one(value)
             case _ if keyword in _UNSUPPORTED or keyword in _LIMITS.get(self._kind, ()):
                 raise _refused(f"{keyword!r} of {str(value)[:80]}")
             case _:
                 return self._any
+
+    def _some(self, schemas: list[Any]) -> list[str]:
+        return [part for schema in schemas if (part := self.accepted(schema)) is not None]
+
+    def _one(self, schemas: list[Any]) -> str | None:
+        """What exactly one of the schemas accepts; different constants are never accepted by two."""
+        fixed = [s for s in schemas if isinstance(s, Mapping) and "const" in s and kind_of(s["const"]) == self._kind]
+        if len({schema["const"] for schema in fixed}) < len(fixed):
+            fixed = []
+        known = set(map(id, fixed))
+        constants = _either(self._some(fixed))
+        parts = [] if constants is None else [constants]
+        parts += self._some([schema for schema in schemas if id(schema) not in known])
+        if len(parts) > 1 and self._kind == "number":  # 1.0 is an integer, too, and none of the expressions knows
+            raise _refused("'oneOf' with several kinds of numbers")
+        if sum(map(len, parts)) * len(parts) > _LARGEST:
+            raise _refused("so large a 'oneOf'")
+        return _either([_all([part, *(f"~({o})" for o in parts[:n] + parts[n + 1 :])]) for n, part in enumerate(parts)])
 
 
 def _typed(words: list[Any], kind: str) -> str | None:
@@ -162,16 +181,6 @@ def _all(parts: list[str]) -> str:
 def _either(parts: list[str]) -> str | None:
     """The texts that one of the expressions accepts."""
     return _joined(" | ", parts) or None
-
-
-def _one(parts: list[str], kind: str) -> str | None:
-    """The texts that exactly one of the expressions accepts."""
-    if len(parts) > 1 and kind == "number":  # 1.0 is an integer, too, and none of the expressions knows
-        raise _refused("'oneOf' with several kinds of numbers")
-    if sum(map(len, parts)) * len(parts) > _LARGEST:
-        raise _refused("so large a 'oneOf'")
-    alone = [_all([part, *(f"~({other})" for other in parts[:n] + parts[n + 1 :])]) for n, part in enumerate(parts)]
-    return _either(alone)
 
 
 def _joined(operator: str, parts: list[str]) -> str:

@@ -376,6 +376,12 @@ def test_a_schema_is_enforced(callers: dict[str, list[Caller]], style: str, give
         ({"type": "string", "pattern": r"^(a|[|$])\$"}, "|", False),
         ({"oneOf": [{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 3}]}, "abcd", True),
         ({"oneOf": [{"type": "string", "minLength": 2}, {"type": "string", "maxLength": 3}]}, "abc", False),
+        ({"oneOf": [{"const": f"choice {n}"} for n in range(300)]}, "choice 299", True),
+        ({"oneOf": [{"const": "a"}, {"const": "b"}, {"const": "a"}]}, "a", False),
+        ({"oneOf": [{"const": "a"}, {"const": "b"}, {"const": "a"}]}, "b", True),
+        ({"oneOf": [{"const": "a"}, {"const": "b"}, {"type": "string", "maxLength": 1}]}, "a", False),
+        ({"oneOf": [{"const": "a"}, {"const": "b"}, {"type": "string", "maxLength": 1}]}, "c", True),
+        ({"anyOf": [False, {"const": "a"}]}, "a", True),
     ],
 )
 def test_raw_values(callers: dict[str, list[Caller]], style: str, kind: Any, raw: str, let_through: bool) -> None:
@@ -394,6 +400,12 @@ def test_a_schema_that_is_a_reference(callers: dict[str, list[Caller]]) -> None:
 
 
 # --- what is refused
+
+# Ten levels of twenty references each.
+MULTIPLIED: dict[str, Any] = {
+    str(level): {"anyOf": [{"$ref": f"#/$defs/{level + 1}"}, *({"allOf": [{"$ref": f"#/$defs/{level + 1}"}]},) * 20]}
+    for level in range(10)
+} | {"10": {"type": "string"}}
 
 
 @pytest.mark.parametrize(
@@ -415,6 +427,7 @@ def test_a_schema_that_is_a_reference(callers: dict[str, list[Caller]]) -> None:
         (TAGGED, {"properties": {"a>b": {}}}, "a>b"),
         (TAGGED, {"required": ["a"], "additionalProperties": False}, "'a' is required"),
         (TAGGED, {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"$ref": "#/$defs/A"}}}, "itself"),
+        (TAGGED, {"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": MULTIPLIED}, "so large"),
     ],
 )
 def test_what_cannot_be_enforced_is_named(

@@ -435,6 +435,16 @@ def test_a_circular_schema_says_nothing() -> None:
     assert parse("qwen-xml", [qwen(("a", "1"))], tools=tools) == call('{"a": 1}')
 
 
+def test_references_do_not_multiply() -> None:
+    """Nine levels of twenty references each, and a long chain of them."""
+    refs = [[{"$ref": f"#/$defs/{level}_{n}"} for n in range(20)] for level in range(9)]
+    defs: dict[str, Any] = {f"{level}_{n}": {"anyOf": refs[level + 1]} for level in range(8) for n in range(20)}
+    defs |= {f"8_{n}": {"$ref": "#/$defs/c0"} for n in range(20)}
+    defs |= {f"c{n}": {"$ref": f"#/$defs/c{n + 1}"} for n in range(5000)} | {"c5000": {"type": "string"}}
+    tools = [{"name": "f", "parameters": {"properties": {"a": {"anyOf": refs[0]}}, "$defs": defs}}]
+    assert parse("qwen-xml", [qwen(("a", "1"))], tools=tools) == call('{"a": "1"}')
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

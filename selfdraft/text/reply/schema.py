@@ -8,7 +8,6 @@ from typing import Any
 __all__ = ["ANY", "Schemas", "argument", "kind_of", "resolved", "root_of"]
 
 ANY = frozenset({"array", "boolean", "null", "number", "object", "string"})
-_DEEPEST = 16  # references may be circular
 
 
 class Schemas:
@@ -28,7 +27,7 @@ class Schemas:
     def kinds(self, tool: str, key: str) -> frozenset[str]:
         """Kinds allowed for argument `key` of `tool`; ANY where the schema says nothing."""
         root = self._parameters.get(tool, {})
-        return _kinds(argument(root, key), root, _DEEPEST) or ANY
+        return _kinds(argument(root, key), root) or ANY
 
 
 def root_of(parameters: object) -> Mapping[str, Any]:
@@ -61,21 +60,28 @@ def kind_of(value: object) -> str:
             return "object"
 
 
-def _kinds(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def _kinds(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """Kinds a schema names: the union over its alternatives, empty if it names none."""
-    if not isinstance(schema, Mapping) or depth == 0:
-        return frozenset()
-    if "type" in schema:
-        words = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        return frozenset("number" if word == "integer" else str(word) for word in words) & ANY
-    if "const" in schema:
-        return frozenset({kind_of(schema["const"])})
-    if isinstance(schema.get("enum"), list):
-        return frozenset(map(kind_of, schema["enum"]))
-    parts: list[object] = [part for word in ("anyOf", "oneOf", "allOf") for part in _items(schema.get(word))]
-    if isinstance(schema.get("$ref"), str):
-        parts.append(resolved(schema["$ref"], root))
-    return frozenset().union(*(_kinds(part, root, depth - 1) for part in parts))
+    kinds: set[str] = set()
+    seen: set[int] = set()  # references may be circular, and many
+    left = [schema]
+    while left:
+        part = left.pop()
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        if "type" in part:
+            words = part["type"] if isinstance(part["type"], list) else [part["type"]]
+            kinds |= {"number" if word == "integer" else str(word) for word in words} & ANY
+        elif "const" in part:
+            kinds.add(kind_of(part["const"]))
+        elif isinstance(part.get("enum"), list):
+            kinds |= set(map(kind_of, part["enum"]))
+        else:
+            left += [entry for word in ("anyOf", "oneOf", "allOf") for entry in _items(part.get(word))]
+            if isinstance(part.get("$ref"), str):
+                left.append(resolved(part["$ref"], root))
+    return frozenset(kinds)
 
 
 def resolved(reference: str, root: Mapping[str, Any]) -> object:
