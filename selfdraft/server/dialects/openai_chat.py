@@ -19,6 +19,7 @@ from .failures import describe
 from .limits import at_most
 from .openai_common import (
     StreamOptions,
+    allowed_tools,
     error_body,
     error_object,
     token_scores,
@@ -119,6 +120,7 @@ def to_job(request: ChatRequest) -> ChatJob:
         function_tool(tool.function.name, tool.function.description, tool.function.parameters, f"tools[{n}].function")
         for n, tool in enumerate(request.tools or ())
     ]
+    tools = allowed_tools(request.tool_choice, tools)
     enabled, variables = thinking(request, request.reasoning_effort)
     return ChatJob(
         messages=messages,

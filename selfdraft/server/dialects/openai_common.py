@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...errors import InvalidRequest
@@ -11,7 +11,16 @@ from ..jobs import Finished, ToolChoice
 from .failures import Failure, describe
 from .wire import WireModel
 
-__all__ = ["StreamOptions", "error_body", "error_object", "finite", "token_scores", "tool_choice", "usage"]
+__all__ = [
+    "StreamOptions",
+    "allowed_tools",
+    "error_body",
+    "error_object",
+    "finite",
+    "token_scores",
+    "tool_choice",
+    "usage",
+]
 
 _LEAST_LOGPROB = -9999.0  # JSON has no infinity
 
@@ -40,7 +49,7 @@ def error_object(failure: Failure) -> dict[str, Any]:
 
 
 def tool_choice(value: str | dict[str, Any] | None) -> ToolChoice:
-    """none, auto, required, a named function, or a list of allowed ones, of which only the mode is obeyed.
+    """none, auto, required, a named function, or a list of allowed ones: see `allowed_tools`.
 
     Raises:
         InvalidRequest: anything else.
@@ -52,15 +61,46 @@ def tool_choice(value: str | dict[str, Any] | None) -> ToolChoice:
             return ToolChoice(mode)
         case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
             return ToolChoice("required", name)
-        case {"type": "allowed_tools", "mode": "auto" | "required" as mode}:
-            return ToolChoice(mode)
-        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode}}:
-            return ToolChoice(mode)
-        case _:
-            raise InvalidRequest(
-                f"tool_choice must be none, auto, required or a named function, not {str(value)[:120]!r}",
-                param="tool_choice",
-            )
+        case {"type": "allowed_tools", **listed}:
+            match _allowed(listed).get("mode"):
+                case "auto" | "required" as mode:
+                    return ToolChoice(mode)
+    raise InvalidRequest(
+        "tool_choice must be none, auto, required, a named function or allowed_tools of mode auto or required, not "
+        f"{str(value)[:120]!r}",
+        param="tool_choice",
+    )
+
+
+def allowed_tools(choice: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the declared tools those that a choice of type allowed_tools names; with any other choice all of them.
+
+    The others are not shown to the model either, so that it cannot call them.
+
+    Raises:
+        InvalidRequest: it names a tool that is not declared.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return list(tools)
+    named = _allowed(choice).get("tools")
+    names = [_name(entry) for entry in named] if isinstance(named, list) else []
+    declared = [tool["function"]["name"] for tool in tools]
+    if unknown := [name for name in names if name not in declared]:
+        raise InvalidRequest(
+            f"tool_choice allows {str(unknown[0])[:120]!r}, which tools does not declare", param="tool_choice"
+        )
+    return [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def _allowed(choice: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """The list and its mode: in an object of their own in chats, beside the type in responses."""
+    nested = choice.get("allowed_tools", choice)
+    return nested if isinstance(nested, dict) else {}
+
+
+def _name(entry: object) -> object:
+    function = entry.get("function", entry) if isinstance(entry, dict) else None
+    return function.get("name") if isinstance(function, dict) else entry
 
 
 def usage(finished: Iterable[Finished], prompts: Iterable[int]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..jobs import ChatJob
 from . import limits
 from .conversation import Conversation, text_of
 from .limits import at_most
-from .openai_common import tool_choice
+from .openai_common import allowed_tools, tool_choice
 from .sampling import Positive, SamplingFields, output_format, thinking
 from .tools import called, chosen, function_tool
 from .wire import WireModel
@@ -80,6 +80,7 @@ def to_job(request: ResponsesRequest) -> ChatJob:
     at_most(request.metadata, limits.MAX_METADATA, "metadata", "entries")
     tools = [tool for tool, _ in declared(request)]
     at_most(tools, limits.MAX_TOOLS, "tools", "tools")
+    tools = allowed_tools(request.tool_choice, tools)
     conversation = Conversation()
     conversation.system(request.instructions or "")
     if isinstance(request.input, str):

@@ -17,6 +17,7 @@ from selfdraft.text.reply.events import Content, Reasoning
 from .support import ENVELOPE, TIMINGS, answer, body, call, finished, parsed, score, written
 
 HI = [{"role": "user", "content": "hi"}]
+NAMED = {"function": {"name": "weather"}}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 
 
@@ -141,7 +142,11 @@ def test_thinking(fields: dict[str, Any], enabled: bool | None, variables: dict[
         ("required", ToolChoice("required")),
         ({"type": "function", "function": {"name": "weather"}}, ToolChoice("required", "weather")),
         ({"type": "function", "name": "weather"}, ToolChoice("required", "weather")),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}}, ToolChoice("required")),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", **NAMED}]}},
+            ToolChoice("required"),
+        ),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"name": "weather"}]}, ToolChoice()),
     ],
 )
 def test_tool_choice(choice: Any, expected: ToolChoice) -> None:
@@ -166,6 +171,25 @@ def test_tool_choice(choice: Any, expected: ToolChoice) -> None:
 )
 def test_response_format(given: Any, expected: OutputFormat | None) -> None:
     assert job(response_format=given).output == expected
+
+
+def test_of_the_declared_tools_only_the_allowed_ones_are_shown() -> None:
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", **NAMED}]}}
+    assert job(tools=[other, WEATHER], tool_choice=choice).tools == [WEATHER]
+
+
+@pytest.mark.parametrize("tools", [["x"], [{"name": ["weather"]}], [{}], [None], [{"function": 3}], [{"name": "x"}]])
+def test_an_allowed_tool_that_is_none_is_refused(tools: list[Any]) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+    with pytest.raises(InvalidRequest, match="tools does not declare"):
+        job(tools=[WEATHER], tool_choice=choice)
+
+
+@pytest.mark.parametrize("inner", [None, 3, [], {}, {"mode": "always"}, {"mode": ["auto"]}])
+def test_allowed_tools_need_a_mode(inner: Any) -> None:
+    with pytest.raises(InvalidRequest, match="of mode auto or required"):
+        job(tools=[WEATHER], tool_choice={"type": "allowed_tools", "allowed_tools": inner})
 
 
 def deep(levels: int) -> Any:
