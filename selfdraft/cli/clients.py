@@ -12,22 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["CLIENTS", "KEY_VARIABLE", "Client", "Endpoint", "Key", "reply_limit"]
+__all__ = ["CLIENTS", "KEY_VARIABLE", "Client", "Endpoint", "Key"]
 
 KEY_VARIABLE = "SELFDRAFT_API_KEY"
 
 Format = Literal["json", "toml", "yaml", "env", "form"]
 
-_MOST_REPLY = 32_768
 _NO_KEY = "selfdraft"  # clients insist on a key; a server without one takes any
-
-
-def reply_limit(context: int) -> int:
-    """Tokens of an answer to plan for: a quarter of the context, at most 32,768.
-
-    An agent keeps this much of the context free. Were it the whole context, it would sum up its history at every turn.
-    """
-    return min(context // 4, _MOST_REPLY)
 
 
 @dataclass(frozen=True)
@@ -59,22 +50,20 @@ class Endpoint:
         url: without a path.
         model: the name to ask for.
         context: most tokens of prompt and answer together; None if nobody could be asked.
+        output: tokens of an answer to plan for, likewise. An agent keeps this much of the context free; were it all of
+            it, it would sum up its history at every turn.
     """
 
     url: str
     model: str
-    context: int | None
+    context: int | None = None
+    output: int | None = None
     key: Key = Key()
 
     @property
     def v1(self) -> str:
         """Where the OpenAI API lies."""
         return f"{self.url}/v1"
-
-    @property
-    def output(self) -> int | None:
-        """See `reply_limit`."""
-        return reply_limit(self.context) if self.context else None
 
 
 @dataclass(frozen=True)

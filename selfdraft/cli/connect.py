@@ -56,9 +56,9 @@ def connect(
 ) -> None:
     """Show or write the settings with which a client uses the server.
 
-    The limits in them are the server's: its context, and a quarter of that
-    (at most 32,768 tokens) for an answer. An API key is never written; the
-    client is told where to find it.
+    The limits in them are those that the server tells, of its context and
+    of an answer. An API key is never written; the client is told where to
+    find it.
     """
     from .clients import CLIENTS
 
@@ -93,8 +93,8 @@ def _endpoint(url: str | None, model: str | None) -> Endpoint:
             served = served_model(url, settings.key(), model)
     except (Unreachable, KeyNeeded) as error:
         say(f"{error}. The limits of its model are left out: run this again once it answers")
-        return Endpoint(url, model or _configured_model(), None, _key(settings, needed=needed or _has_key(settings)))
-    return Endpoint(url, served.name, served.context, _key(settings, needed=needed))
+        return Endpoint(url, model or _configured_model(), key=_key(settings, needed=needed or _has_key(settings)))
+    return Endpoint(url, served.name, served.context, served.output, _key(settings, needed=needed))
 
 
 def _has_key(settings: ServerSettings) -> bool:

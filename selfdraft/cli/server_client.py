@@ -40,6 +40,7 @@ class ServedModel:
 
     name: str
     context: int
+    output: int
     max_depth: int
 
 
@@ -69,7 +70,8 @@ def served_model(url: str, key: str | None = None, name: str | None = None) -> S
             raise SelfdraftError(f"{url}: {body['error']['message']}")
         listed = body["data"]
         entry = next((each for each in listed if each["id"] == name), listed[0])
-        return ServedModel(name or entry["id"], int(entry["max_model_len"]), int(entry.get("max_depth", 0)))
+        limits = (int(entry[limit]) for limit in ("max_model_len", "max_output_tokens", "max_depth"))
+        return ServedModel(name or entry["id"], *limits)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise Unreachable(f"what answers at {url} is no server of Selfdraft's") from error
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from selfdraft.cli import config_files, server_client
-from selfdraft.cli.clients import CLIENTS, Endpoint, Key, reply_limit
+from selfdraft.cli.clients import CLIENTS, Endpoint, Key
 from selfdraft.cli.config_files import write
 from selfdraft.errors import SelfdraftError
 from selfdraft.llm import LLM
@@ -22,9 +22,9 @@ from tests.server.conftest import Running, running
 
 from .conftest import Command
 
-HERE = Endpoint("http://127.0.0.1:8000", "nano", 4096)
+HERE = Endpoint("http://127.0.0.1:8000", "nano", 4096, 1024)
 SECRET = "sd-this-is-a-secret-key"
-GUARDED = Endpoint("http://127.0.0.1:8000", "nano", 4096, Key(needed=True))
+GUARDED = Endpoint("http://127.0.0.1:8000", "nano", 4096, 1024, Key(needed=True))
 
 
 @pytest.fixture
@@ -49,12 +49,6 @@ def served(llm: LLM) -> Iterator[Running]:
 # What each client is told
 
 
-@pytest.mark.parametrize(("context", "limit"), [(32_768, 8_192), (4096, 1024), (131_072, 32_768), (1_000_000, 32_768)])
-def test_an_answer_never_takes_the_whole_context(context: int, limit: int) -> None:
-    assert reply_limit(context) == limit
-    assert reply_limit(context) <= context // 4
-
-
 @pytest.mark.parametrize("client", CLIENTS)
 def test_every_client_is_told_where_and_what(client: str) -> None:
     told = json.dumps(CLIENTS[client](HERE).settings)
@@ -62,7 +56,7 @@ def test_every_client_is_told_where_and_what(client: str) -> None:
     assert "nano" in told
     assert "1024" in told or client in ("codex", "openwebui")  # those have no setting for it
     assert '"4096"' in told or "4096" in told or client in ("openwebui", "litellm")
-    assert "limit" not in json.dumps(CLIENTS[client](Endpoint(HERE.url, "nano", None)).settings)
+    assert "limit" not in json.dumps(CLIENTS[client](Endpoint(HERE.url, "nano")).settings)
 
 
 def test_claude_code() -> None:
@@ -76,7 +70,7 @@ def test_claude_code() -> None:
     guarded = CLIENTS["claude-code"](GUARDED).settings
     assert guarded["env"]["ANTHROPIC_AUTH_TOKEN"] is None  # it would win over the helper
     assert guarded["apiKeyHelper"] == "printenv SELFDRAFT_API_KEY"
-    kept = CLIENTS["claude-code"](Endpoint(HERE.url, "nano", None, Key(True, Path("/a b/key"))))
+    kept = CLIENTS["claude-code"](Endpoint(HERE.url, "nano", key=Key(True, Path("/a b/key"))))
     assert kept.settings["apiKeyHelper"] == "cat '/a b/key'"
 
 

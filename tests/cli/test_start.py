@@ -388,7 +388,7 @@ def test_a_server_that_is_silent_is_given_up_at_once() -> None:
     """As while it reads a long prompt: it must learn that nobody waits any more."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        conversation = RemoteConversation(url, ServedModel("nano", 100, 8), SamplingParams())
+        conversation = RemoteConversation(url, ServedModel("nano", 100, 25, 8), SamplingParams())
         looks: list[socket.socket] = []
 
         def stopped() -> bool:

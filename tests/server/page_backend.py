@@ -56,7 +56,7 @@ class Backend:
 
         @app.get("/v1/models")
         async def models(request: Request) -> Response:
-            model = {"id": "nano-mtp", "max_model_len": 4096, "max_depth": 5}
+            model = {"id": "nano-mtp", "max_model_len": 4096, "max_output_tokens": 1024, "max_depth": 5}
             return self.refusal(request) or JSONResponse({"data": [model]})
 
         @app.post("/v1/chat/completions")

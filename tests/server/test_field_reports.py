@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 import selfdraft
-from selfdraft.cli.clients import reply_limit
+from selfdraft.cli.server_client import served_model
 from selfdraft.llm import LLM
 from selfdraft.server import memory
 from tests.support.checkpoints import add_text_side
@@ -463,7 +463,7 @@ def test_report_16_the_reply_limit_is_a_part_of_the_context(load_nano: Callable[
     with running(scripted(load, "word " * 900)) as server, server.client() as client:
         (model,) = client.get("/v1/models").json()["data"]
         assert 0 < model["max_output_tokens"] <= model["max_model_len"] / 2
-        assert model["max_output_tokens"] == reply_limit(model["max_model_len"])  # what `connect` writes
+        assert model["max_output_tokens"] == served_model(server.url).output  # what `connect` writes
         body = {"model": "m", "messages": HELLO, "temperature": 0, "depth": 8}
         answer = client.post("/v1/chat/completions", json=body).json()
         assert answer["choices"][0]["finish_reason"] == "length"
