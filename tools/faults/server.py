@@ -147,4 +147,32 @@ FAULTS = [
         "async with asyncio.timeout(None):",
         "tests/server/test_server.py",
     ),
+    Fault(
+        "an answer may take the whole context by default",
+        "server/memory.py",
+        "_REPLY_SHARE, _MOST_REPLY, _LEAST_REPLY = 4,",
+        "_REPLY_SHARE, _MOST_REPLY, _LEAST_REPLY = 1,",
+        "tests/server/test_memory.py tests/server/test_field_reports.py",
+    ),
+    Fault(
+        "a row is kept in memory behind its end",
+        "stream.py",
+        "        self.row = None\n",
+        "",
+        "tests/test_llm.py",
+    ),
+    Fault(
+        "a second signal waits for answers too",
+        "server/run.py",
+        "self.force_exit = True",
+        "pass",
+        "tests/server/test_limits.py tests/server/test_serve_command.py",
+    ),
+    Fault(
+        "more than one call where one was asked for",
+        "server/chat.py",
+        "ends=_behind_call(parser()) if single else None,",
+        "ends=None,",
+        "tests/server/test_tools.py",
+    ),
 ]
