@@ -157,8 +157,8 @@ FAULTS = [
     Fault(
         "a row is kept in memory behind its end",
         "stream.py",
-        "        self.row = None\n",
-        "",
+        "self.over, self.row = True, None",
+        "self.over = True",
         "tests/test_llm.py",
     ),
     Fault(
