@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("SELFDRAFT_BLAS", "reference")
 os.environ["SELFDRAFT_CONFIG_DIR"] = f"{os.devnull}/selfdraft"  # nobody's settings are read; to write them is an error
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: Ctrl-C is tested in children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from selfdraft.device import choose_blas  # before MLX is imported
 from selfdraft.settings import load_settings

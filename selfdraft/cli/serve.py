@@ -81,7 +81,7 @@ class ServeFlags:
         int | None,
         flag(
             "--max-depth",
-            "Most tokens drafted a cycle, whatever a request asks for; 0 is plain decoding. Default: the model's "
+            "Most tokens drafted a cycle; a request for more is refused. 0 is plain decoding. Default: the model's "
             "limit.",
             _LIMITS,
             "N",

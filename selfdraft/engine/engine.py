@@ -93,7 +93,9 @@ class Engine:
         self._sweep()
 
     def step(self) -> list[Row]:
-        """One prefill chunk of the first row that is joining, or one cycle of all that run; in turn if there are both.
+        """One prefill chunk of a row that is joining, or one cycle of all that run; in turn if there are both.
+
+        Rows that join take turns as well: a short prompt does not wait for all of a long one.
 
         Returns:
             The rows that emitted or ended. A row with `error` set broke down.
@@ -109,6 +111,8 @@ class Engine:
                 advanced = [row]
                 if not row.done:
                     self._running.append(self._joining.popleft())
+            else:
+                self._joining.rotate(-1)
         elif self._running:
             self._prefill_is_next = True
             # Rows that joined since a cycle was started early wait for it.

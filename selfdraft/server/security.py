@@ -17,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import InvalidRequest
 from .errors import HttpError
 
 __all__ = ["Access", "Gate", "allowed_hosts", "host_name", "is_loopback"]
@@ -111,10 +112,11 @@ class Gate:
     def _key_refusal(self, headers: Headers) -> HttpError | None:
         assert self._access.key is not None
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if hmac.compare_digest(given.encode(), self._access.key.encode()):
+        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        right = [hmac.compare_digest(each.encode(), self._access.key.encode()) for each in given]
+        if any(right):
             return None
-        what = "the API key is wrong" if given else "an API key is needed"
+        what = "the API key is wrong" if any(given) else "an API key is needed"
         return HttpError(
             f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`", status=401, code="invalid_api_key"
         )
@@ -215,5 +217,12 @@ def _with_cors(send: Send, origin: str) -> Send:
 
 
 def allowed_hosts(names: Iterable[str]) -> frozenset[str]:
-    """Names as they are compared: lower case, no port, no brackets."""
-    return frozenset(name.strip("[]").lower().rstrip(".") for name in names)
+    """Names as they are compared: lower case, no port, no brackets.
+
+    Raises:
+        InvalidRequest: one that is no name.
+    """
+    found = {name: host_name(f"[{name}]" if name.count(":") > 1 and "[" not in name else name) for name in names}
+    if wrong := [name for name, host in found.items() if host is None]:
+        raise InvalidRequest(f"{wrong[0]!r} is no name or address of a host", param="allowed_host")
+    return frozenset(host for host in found.values() if host is not None)

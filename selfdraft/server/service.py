@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 Received = Piece | Exception
 
+_NO_MODEL = "there is no model to answer with; the server's log says why"
+
 
 @dataclass(eq=False)
 class Ticket:
@@ -96,7 +98,7 @@ class EngineService:
         """
         if self._llm is None:
             if self.failure is not None:
-                raise Loading("there is no model to answer with; the server's log says why")
+                raise Loading(_NO_MODEL)
             raise Loading("the model is still being loaded; try again in a moment")
         return self._llm
 
@@ -119,6 +121,8 @@ class EngineService:
             )
         needs = [self._budget.check(answer.request) for answer in answers]
         with self._lock:
+            if self.failure is not None:
+                raise Loading(_NO_MODEL)
             if self._stopping:
                 raise Loading("the server is shutting down")
             if self._admitted + len(answers) > most:
@@ -288,8 +292,12 @@ class EngineService:
         failed = SelfdraftError(f"the engine broke down ({type(error).__name__}: {error}); restart the server")
         with self._lock:
             self._stopping = True
-        self._deliver([(ticket, failed) for ticket in (*self._running, *self._waiting)])
-        self._running, self._waiting = [], deque()
+        self._running, running = [], self._running  # what is in the mail is not for rows of an engine that is no more
+        self._obey(wait=False)
+        self._deliver([(ticket, failed) for ticket in (*running, *self._waiting)])
+        self._waiting = deque()
+        with self._lock:
+            self._admitted = 0
 
 
 def _put(ready: list[tuple[Ticket, Received]]) -> None:

@@ -56,6 +56,21 @@ def test_a_row_cancelled_inside_a_chunk_is_let_go_at_once(model: Any, at: int) -
     assert beside.emitted == solo(model, asked, prefill_chunk=CHUNK).emitted
 
 
+def test_a_short_prompt_does_not_wait_for_a_long_one(model: Any) -> None:
+    engine = Engine(model, prefill_chunk=4)
+    long, short = (request(prompt, depth=2, max_tokens=2, temperature=0.0) for prompt in (PROMPT, PROMPT[:6]))
+    first, second = engine.add(long), engine.add(short)
+    steps = 0
+    while not second.emitted:
+        engine.step()
+        steps += 1
+    assert first.emitted == []
+    assert steps <= 6  # three chunks of its own, and at most as many of the other
+    finish(engine)
+    for row, asked in ((first, long), (second, short)):
+        assert row.emitted == solo(model, asked, prefill_chunk=4).emitted
+
+
 def test_an_interrupt_inside_a_chunk_ends_that_row_alone(model: Any) -> None:
     engine = Engine(model, prefill_chunk=CHUNK)
 

@@ -88,7 +88,12 @@ def test_the_key_guards_all_but_the_page_and_health(guarded: Running) -> None:
             assert client.get(path, headers={"authorization": "Bearer wrong"}).status_code == 401
             assert client.get(path, headers={"authorization": f"Basic {KEY}"}).status_code == 401
         assert client.post("/page/render", json={"text": "x"}).status_code == 401
-        for headers in ({"authorization": f"Bearer {KEY}"}, {"authorization": f"bearer {KEY}"}, {"x-api-key": KEY}):
+        for headers in (
+            {"authorization": f"Bearer {KEY}"},
+            {"authorization": f"bearer {KEY}"},
+            {"x-api-key": KEY},
+            {"authorization": "Bearer of-another-server", "x-api-key": KEY},
+        ):
             assert client.get("/v1/models", headers=headers).status_code == 200
         for path in ("/health", "/", "/page/app.js", "/docs", "/openapi.json"):
             assert client.get(path).status_code == 200, path
@@ -106,7 +111,8 @@ def test_keys_are_compared_in_constant_time(guarded: Running, monkeypatch: pytes
         assert client.get("/v1/models", headers={"x-api-key": KEY[:-1] + "x"}).status_code == 401
         assert client.get("/v1/models", headers={"x-api-key": "é".encode("latin-1")}).status_code == 401
         assert client.get("/v1/models", headers={"x-api-key": KEY}).status_code == 200
-    assert compared == [((KEY[:-1] + "x").encode(), KEY.encode()), ("é".encode(), KEY.encode()), (KEY.encode(),) * 2]
+    assert all(key == KEY.encode() for _, key in compared)
+    assert [given for given, _ in compared if given] == [(KEY[:-1] + "x").encode(), "é".encode(), KEY.encode()]
 
 
 def test_a_key_is_never_an_argument() -> None:
@@ -160,8 +166,8 @@ def test_the_log_holds_no_key_and_no_text(load_nano: Callable[[], LLM], caplog: 
     assert "out of memory" in written
     assert KEY not in written
     assert secret not in written
-    assert "out of memory" in answers[-1].text
-    assert "Traceback" not in answers[-1].text
+    assert "its log says why" in answers[-1].text
+    assert "out of memory" not in answers[-1].text  # it might name paths
 
 
 def test_a_body_is_bounded_however_it_comes(guarded: Running) -> None:
@@ -323,6 +329,13 @@ def test_any_host_header_has_a_name_or_none(text: str) -> None:
     if name is not None:
         assert not set(name) & set(" /@?#\\,;")
         is_loopback(name)
+
+
+def test_names_are_compared_without_port_and_brackets() -> None:
+    names = ("Box.lan:8000", "[2001:db8::1]:80", "2001:db8::2", "a.example.")
+    assert security.allowed_hosts(names) == {"box.lan", "2001:db8::1", "2001:db8::2", "a.example"}
+    with pytest.raises(InvalidRequest, match="'http://box' is no name"):
+        security.allowed_hosts(["http://box"])
 
 
 def test_a_name_that_only_looks_like_loopback_is_not() -> None:

@@ -6,12 +6,15 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+import pytest
+
 from selfdraft.llm import LLM
 from selfdraft.params import SamplingParams
 from selfdraft.results import Piece
+from selfdraft.server.errors import Loading
 from selfdraft.server.service import EngineService
 
-from .conftest import running
+from .conftest import running, within
 
 
 def test_an_answer_given_up_in_its_prefill_ends_between_two_layers(load_nano: Callable[[], LLM]) -> None:
@@ -38,3 +41,32 @@ def test_an_answer_given_up_in_its_prefill_ends_between_two_layers(load_nano: Ca
     assert last.result is not None
     assert last.result.finish_reason == "cancelled"
     assert len(told) == 1
+
+
+def test_when_the_engine_ends_everyone_is_told(load_nano: Callable[[], LLM]) -> None:
+    """Whoever runs, waits, or is still in the mail; and whoever comes later."""
+    inside, sent = threading.Event(), threading.Event()
+
+    def on_prefill(done: int, total: int) -> None:
+        inside.set()
+        sent.wait(20)
+
+    async def scenario(service: EngineService) -> list[Piece | Exception]:
+        def answer() -> object:
+            return service.llm.answer([1, 2, 3], SamplingParams(max_tokens=4), on_prefill=on_prefill)
+
+        tickets = service.submit([answer()])  # type: ignore[list-item]
+        await asyncio.to_thread(inside.wait, 20)
+        service._hand_out = lambda: 1 / 0  # type: ignore[assignment, method-assign]
+        tickets += service.submit([answer()])  # type: ignore[list-item]  # the thread reads no mail now
+        sent.set()
+        told = [(await asyncio.wait_for(ticket.received.get(), 20))[1] for ticket in tickets]
+        with pytest.raises(Loading, match="log says why"):
+            service.submit([answer()])  # type: ignore[list-item]
+        return told
+
+    with running(load_nano) as server:
+        told = asyncio.run(scenario(server.service))
+        assert within(5, lambda: not server.service.busy)
+    assert all(isinstance(each, Exception) for each in told)
+    assert len(told) == 2

@@ -288,4 +288,11 @@ FAULTS = [
         "kept = kept",
         "tests/engine/test_stops.py",
     ),
+    Fault(
+        "a newcomer waits for the whole prompt of another",
+        "engine/engine.py",
+        "self._joining.rotate(-1)",
+        "pass",
+        "tests/engine/test_prefill.py",
+    ),
 ]

@@ -10,7 +10,7 @@ from ..jobs import ChatJob, OutputFormat, ToolChoice
 from . import limits
 from .conversation import Conversation, part_text, text_of
 from .limits import at_most
-from .sampling import Positive, SamplingFields, json_schema, thinking
+from .sampling import Positive, SamplingFields, json_schema, output_format, thinking
 from .tools import called, chosen, function_tool
 from .wire import WireModel
 
@@ -73,6 +73,7 @@ class CountRequest(SamplingFields):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 
     @property
@@ -245,6 +246,8 @@ def _tool_choice(choice: Choice | None) -> ToolChoice:
 
 
 def _output(request: CountRequest) -> OutputFormat | None:
+    if request.response_format is not None:  # our extension: JSON, grammars and expressions as in the other dialects
+        return output_format(request.response_format, "response_format")
     format = (request.output_config and request.output_config.format) or request.output_format
     if format is None:
         return None

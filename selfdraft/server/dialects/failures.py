@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...errors import CheckpointError, ContextOverflow, InvalidRequest, ModelNotFound, SelfdraftError
+from ...errors import ContextOverflow, InvalidRequest, ModelNotFound, NonFiniteLogits, SelfdraftError
 from ..errors import HttpError, Loading, OutOfMemoryBudget, QueueFull
 from .limits import RequestTooLarge
 
@@ -38,6 +38,7 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (ModelNotFound, 404, "model_not_found"),
     (QueueFull, 429, "rate_limit_exceeded"),
     (Loading, 503, "model_loading"),
+    (NonFiniteLogits, 500, "server_error"),
 )
 
 
@@ -50,8 +51,6 @@ def describe(exception: BaseException) -> Failure:
     for kind, status, code in _KINDS:
         if isinstance(exception, kind):
             return Failure(status, code, str(exception), getattr(exception, "param", None))
-    if isinstance(exception, SelfdraftError) and not isinstance(exception, CheckpointError):
-        return Failure(500, "server_error", str(exception))
     return Failure(500, "server_error", "the server failed on this request; its log says why")
 
 

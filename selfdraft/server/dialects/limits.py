@@ -10,7 +10,6 @@ from ...errors import InvalidRequest
 
 __all__ = ["RequestTooLarge", "at_most", "check_depth"]
 
-MAX_BODY_BYTES = 32 * 2**20
 MAX_BODY_DEPTH = 100
 MAX_MESSAGES = 2048
 MAX_PARTS = 2048  # of one message

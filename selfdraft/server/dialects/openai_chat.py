@@ -160,12 +160,12 @@ def _message(message: Message, where: str) -> dict[str, Any]:
 
 
 def _instructions_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Several system messages at the start as one, which every template takes."""
-    count = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    if count < 2:
+    """All system messages as one at the start: templates refuse them anywhere else."""
+    instructions = [message["content"] for message in messages if message["role"] == "system"]
+    if not instructions:
         return messages
-    text = "\n\n".join(message["content"] for message in messages[:count] if message["content"])
-    return [{"role": "system", "content": text}, *messages[count:]]
+    text = "\n\n".join(filter(None, instructions))
+    return [{"role": "system", "content": text}, *(message for message in messages if message["role"] != "system")]
 
 
 class ChatStream:

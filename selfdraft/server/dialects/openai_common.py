@@ -83,7 +83,7 @@ def allowed_tools(choice: str | dict[str, Any] | None, tools: Sequence[dict[str,
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return list(tools)
     named = _allowed(choice).get("tools")
-    names = [_name(entry) for entry in named] if isinstance(named, list) else []
+    names = [_name(entry) for entry in named if not _hosted(entry)] if isinstance(named, list) else []
     declared = [tool["function"]["name"] for tool in tools]
     if unknown := [name for name in names if name not in declared]:
         raise InvalidRequest(
@@ -96,6 +96,11 @@ def _allowed(choice: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """The list and its mode: in an object of their own in chats, beside the type in responses."""
     nested = choice.get("allowed_tools", choice)
     return nested if isinstance(nested, dict) else {}
+
+
+def _hosted(entry: object) -> bool:
+    """Whether it is a tool that runs elsewhere, which is never declared here."""
+    return isinstance(entry, dict) and entry.get("type", "function") not in ("function", "custom")
 
 
 def _name(entry: object) -> object:

@@ -70,6 +70,7 @@ class _Writer:
         self._spaces = {tool["function"]["name"]: space for tool, space in declared(request) if space}
         self._cutter = PartCutter()
         self._scores: dict[int, list[TokenLogprob]] = {}  # by part
+        self._unclaimed: list[TokenLogprob] = []
         self._sent = 0
         self.response = _empty(request, envelope)
 
@@ -84,13 +85,14 @@ class _Writer:
             ends = [out for step in self._cutter.finish() for out in self._close(step.part, whole=whole)]
             return [*ends, self._finish(event, whole=whole)]
         steps = [step for reply in event.events for step in self._cutter.push(reply)]
-        scores = list(event.logprobs or ())
+        scores = [*self._unclaimed, *(event.logprobs or ())]
         events = []
         for step in steps:
             text = isinstance(step, More) and step.part.kind == "text"
             # Scores belong to the tokens behind all these steps; they are told once, with text if there is some.
             events += self._step(step, scores if text else [])
             scores = [] if text else scores
+        self._unclaimed = [] if steps else scores  # without a step the text is held back: the next one claims them
         return events
 
     def error(self, exception: BaseException) -> list[Event]:

@@ -102,6 +102,7 @@ def to_job(request: ResponsesRequest) -> ChatJob:
         output=output_format(request.text.format if request.text else None, "text.format"),
         enable_thinking=enabled,
         template_variables=variables,
+        continue_final=conversation.open_ended,
     )
 
 

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from ...errors import InvalidRequest
 from ..jobs import JobEvent
-from .limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, RequestTooLarge, check_depth
+from .limits import MAX_BODY_DEPTH, check_depth
 
 __all__ = ["COMMENT", "Encoder", "Envelope", "WireModel", "read", "sse"]
 
@@ -79,10 +79,8 @@ def read(model: type[Model], body: bytes) -> Model:
 
     Raises:
         InvalidRequest: not JSON, or not this object; the message names the field and the value.
-        RequestTooLarge: too many bytes, or nested too deeply.
+        RequestTooLarge: nested too deeply.
     """
-    if len(body) > MAX_BODY_BYTES:
-        raise RequestTooLarge(f"the body has {len(body)} bytes; at most {MAX_BODY_BYTES} are accepted")
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:

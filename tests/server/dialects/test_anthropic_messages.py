@@ -163,6 +163,10 @@ def test_tool_choice(choice: dict[str, Any], expected: ToolChoice) -> None:
     assert not made.parallel_tool_calls
 
 
+def test_a_grammar_as_in_the_other_dialects() -> None:
+    assert job(response_format={"type": "regex", "regex": "a+"}).output == OutputFormat("regex", grammar="a+")
+
+
 def test_sampling_and_output() -> None:
     made = job(
         stop_sequences=["A", "B"],

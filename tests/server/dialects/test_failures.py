@@ -6,7 +6,14 @@ import anthropic
 import openai
 import pytest
 
-from selfdraft.errors import CheckpointError, ContextOverflow, InvalidRequest, ModelNotFound, NonFiniteLogits
+from selfdraft.errors import (
+    CheckpointError,
+    ContextOverflow,
+    InvalidRequest,
+    ModelNotFound,
+    NonFiniteLogits,
+    SelfdraftError,
+)
 from selfdraft.server.dialects import anthropic_messages, openai_chat, openai_completions, openai_responses
 from selfdraft.server.dialects.failures import headers
 from selfdraft.server.dialects.limits import RequestTooLarge
@@ -28,6 +35,9 @@ FAILURES = [
     (NonFiniteLogits("nan"), 500, "server_error", "api_error"),
     (KeyError("/secret/path"), 500, "server_error", "api_error"),
     (CheckpointError("/secret/path"), 500, "server_error", "api_error"),
+    (SelfdraftError("decoding was broken off by OSError: /secret/path"), 500, "server_error", "api_error"),
+    (HttpError("host", status=403, code="bad_host"), 403, "bad_host", "permission_error"),
+    (HttpError("get", status=405, code="method_not_allowed"), 405, "method_not_allowed", "invalid_request_error"),
 ]
 
 

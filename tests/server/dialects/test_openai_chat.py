@@ -77,6 +77,15 @@ def test_null_is_the_default_everywhere() -> None:
     assert job().params == SamplingParams()
 
 
+def test_instructions_in_mid_conversation_come_first() -> None:
+    """Templates of the released family refuse a system message anywhere else."""
+    late = [*HI, {"role": "assistant", "content": "hey"}, {"role": "developer", "content": "b"}, *HI]
+    made = job(messages=[{"role": "system", "content": "a"}, *late])
+    assert [message["role"] for message in made.messages] == ["system", "user", "assistant", "user"]
+    assert made.messages[0]["content"] == "a\n\nb"
+    assert job(messages=late).messages[0] == {"role": "system", "content": "b"}
+
+
 def test_messages() -> None:
     messages = [
         {"role": "developer", "content": "be kind"},

@@ -9,10 +9,10 @@ import pytest
 from selfdraft.errors import InvalidRequest
 from selfdraft.server.dialects.openai_responses import ResponsesRequest, ResponseStream, collect, to_job
 from selfdraft.server.dialects.wire import read
-from selfdraft.server.jobs import ChatJob, OutputFormat, ToolChoice
+from selfdraft.server.jobs import ChatJob, Choice, OutputFormat, ToolChoice
 from selfdraft.text.reply.events import Content, Reasoning
 
-from .support import ENVELOPE, answer, body, call, finished, parsed, written
+from .support import ENVELOPE, answer, body, call, finished, parsed, score, written
 
 
 def request(**fields: Any) -> ResponsesRequest:
@@ -29,6 +29,27 @@ def message(role: str, *texts: str, kind: str = "input_text") -> dict[str, Any]:
 
 SHELL = {"type": "function", "name": "shell", "description": "run", "strict": False, "parameters": {"type": "object"}}
 MCP = {"type": "namespace", "name": "mcp__files", "description": "d", "tools": [{"type": "function", "name": "read"}]}
+
+
+def test_a_final_assistant_message_is_continued() -> None:
+    begun = [message("user", "count"), message("assistant", "one, two", kind="output_text")]
+    assert job(input=begun).continue_final
+    assert not job(input=begun[:1]).continue_final
+
+
+def test_scores_of_text_that_is_held_back_come_with_the_next() -> None:
+    asked = request(include=["message.output_text.logprobs"])
+    events = [
+        Choice(0, [Reasoning("hm")], [score("hm")]),
+        Choice(0, [], [score("\n")]),
+        Choice(0, [Content("\nhi")], [score("hi")]),
+        Choice(0, [], [score("!")]),
+        Choice(0, [Content("!")], []),
+        finished(),
+    ]
+    (_, written_text) = collect(events, asked, ENVELOPE)["output"]
+    assert [each["token"] for each in written_text["content"][0]["logprobs"]] == ["\n", "hi", "!"]
+
 
 # What Codex sends, in kind: every form of item it has.
 CODEX = {
