@@ -49,6 +49,7 @@ class Chats:
         Raises:
             SelfdraftError: it is refused.
         """
+        self._service.check_room(job.n)
         prompted, answers, writers = await asyncio.to_thread(self._prepare, job)
         return Answers(self._service, self._service.submit(answers), writers, len(prompted.tokens))
 

@@ -30,6 +30,7 @@ class Completions:
         Raises:
             SelfdraftError: it is refused.
         """
+        self._service.check_room(len(job.prompts) * job.n)
         answers, writers = await asyncio.to_thread(self._prepare, job)
         return Answers(self._service, self._service.submit(answers), writers, len(answers[0].request.prompt))
 

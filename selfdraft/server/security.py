@@ -69,18 +69,20 @@ class Gate:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        origin = headers.get("origin")
+        allowed = origin if origin in self._access.origins else None
+        if allowed:
+            send = _with_cors(send, allowed)  # of refusals too: the page should be able to say why
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             await self._refuse(scope["path"], refusal)(scope, receive, send)
             return
-        origin = headers.get("origin")
-        allowed = origin if origin in self._access.origins else None
         if allowed and scope["method"] == "OPTIONS":
             await _preflight(allowed, headers)(scope, receive, send)
             return
         body = _Body(receive, self._access.max_body)
         try:
-            await self._app(scope, body, _with_cors(send, allowed) if allowed else send)
+            await self._app(scope, body, send)
         except _TooLarge:
             refusal = _too_large(self._access.max_body)
             await self._refuse(scope["path"], refusal)(scope, receive, send)
@@ -210,6 +212,7 @@ def _with_cors(send: Send, origin: str) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["access-control-allow-origin"] = origin
+            headers["access-control-expose-headers"] = "Retry-After"
             headers.add_vary_header("Origin")
         await send(message)
 

@@ -102,6 +102,30 @@ class EngineService:
             raise Loading("the model is still being loaded; try again in a moment")
         return self._llm
 
+    def check_room(self, answers: int) -> None:
+        """Whether so many more may run or wait: asked before any work for them, and again by `submit`.
+
+        Raises:
+            InvalidRequest, QueueFull, Loading: see `submit`.
+        """
+        most = self._most_rows + self._most_waiting
+        if answers > most:
+            raise InvalidRequest(
+                f"the request asks for {answers} answers, and {most} are the most that run or wait here: ask for "
+                "fewer prompts or a lower n",
+                param="n",
+            )
+        if self.failure is not None:
+            raise Loading(_NO_MODEL)
+        if self._stopping:
+            raise Loading("the server is shutting down")
+        if self._admitted + answers > most:
+            self.metrics.refused.inc(answers)
+            raise QueueFull(
+                f"{self._admitted} answers run or wait, and {most} are the most; try again later",
+                retry_after=self._retry_after(),
+            )
+
     def submit(self, answers: Sequence[Answer]) -> list[Ticket]:
         """Queue answers, all or none. Call on the event loop.
 
@@ -112,25 +136,9 @@ class EngineService:
             Loading: there is no model yet.
         """
         assert self._budget is not None, "answers are made from a loaded model"
-        most = self._most_rows + self._most_waiting
-        if len(answers) > most:
-            raise InvalidRequest(
-                f"the request asks for {len(answers)} answers, and {most} are the most that run or wait here: ask for "
-                "fewer prompts or a lower n",
-                param="n",
-            )
         needs = [self._budget.check(answer.request) for answer in answers]
         with self._lock:
-            if self.failure is not None:
-                raise Loading(_NO_MODEL)
-            if self._stopping:
-                raise Loading("the server is shutting down")
-            if self._admitted + len(answers) > most:
-                self.metrics.refused.inc(len(answers))
-                raise QueueFull(
-                    f"{self._admitted} answers run or wait, and {most} are the most; try again later",
-                    retry_after=self._retry_after(),
-                )
+            self.check_room(len(answers))
             self._admitted += len(answers)
             loop, received = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Received]]()
             tickets = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ TEMPLATE_VARIABLES = frozenset(
 
 MAX_SECONDS = 10.0  # to render; a long coding session takes milliseconds
 MAX_CHARACTERS = 64 * 2**20  # of a prompt
+MAX_BITS = 4096  # of a whole number
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -223,12 +224,33 @@ def _configured(value: object, path: Path) -> str | None:
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Jinja lets a forbidden attribute print as nothing; here reaching for one is refused."""
+    """Jinja lets a forbidden attribute print as nothing; here reaching for one is refused.
+
+    So is a product or power of a size that no prompt needs: it is one step, which the time limit cannot break off.
+    """
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if _too_large(operator, left, right):
+            raise SecurityError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         if attribute.startswith("_"):
             raise SecurityError(f"access to attribute {attribute!r} of a {type(obj).__name__}")
         return super().unsafe_undefined(obj, attribute)
+
+
+def _too_large(operator: str, left: Any, right: Any) -> bool:
+    if isinstance(left, int) and isinstance(right, int):
+        length = left.bit_length()
+        return (length * right if operator == "**" else length + right.bit_length()) > MAX_BITS
+    pairs = [(left, right), (right, left)] if operator == "*" else []
+    return any(
+        isinstance(many, Sized) and isinstance(times, int) and len(many) * times > MAX_CHARACTERS
+        for many, times in pairs
+    )
 
 
 class _Namespace(jinja2.utils.Namespace):

@@ -76,6 +76,10 @@ def test_allowed_origins_and_names(guarded: Running) -> None:
         assert preflight.status_code == 204
         assert preflight.headers["access-control-allow-origin"] == "https://app.example"
         assert "authorization" in preflight.headers["access-control-allow-headers"]
+        refused = client.get("/v1/models", headers=origin)  # the page may say why
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://app.example"
+        assert refused.headers["access-control-expose-headers"] == "Retry-After"
         answer = client.get("/v1/models", headers={**origin, "host": "box.lan:80", "x-api-key": KEY})
         assert answer.status_code == 200
         assert answer.headers["access-control-allow-origin"] == "https://app.example"

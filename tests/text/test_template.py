@@ -265,11 +265,21 @@ def test_other_variables_are_refused(name: str) -> None:
         "{{ '{0.__class__}'.format('') }}",
         "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
         "{{ namespace(__html__=1) }}",
+        # one step each, which no time limit could break off
+        "{{ ('a' * 70000000) | length }}",
+        "{{ (70000000 * [1]) | length }}",
+        "{{ 10 ** 100000000 }}",
+        "{{ (10 ** 1000) * (10 ** 1000) }}",
     ],
 )
 def test_malicious_template_is_refused(source: str) -> None:
     with pytest.raises(CheckpointError, match="was refused"):
         ChatTemplate(source).render([USER])
+
+
+def test_products_that_prompts_need_are_made() -> None:
+    source = "{{ '-' * 3 }}{{ 2 * 3 }}{{ 2 ** 5 }}{{ 1.5 * 2 }}{{ 2 ** -1 }}"
+    assert ChatTemplate(source).render([USER]) == "---6323.00.5"
 
 
 @pytest.mark.parametrize("source", ["{{ messages.append(1) }}", "{{ messages[0].update(role='system') }}"])
