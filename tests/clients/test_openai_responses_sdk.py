@@ -109,9 +109,8 @@ def test_reasoning_is_an_item_of_its_own(trained: openai.OpenAI) -> None:
     assert first.output[0].type == "reasoning"
     assert first.output[0].content[0].text
     assert first.usage.output_tokens_details.reasoning_tokens > 0
-    again = respond(
-        trained, **{**asked, "input": [{"role": "user", "content": "Hello"}, *first.output], "stream": True}
-    )
+    hello, more = {"role": "user", "content": "Hello"}, {"role": "user", "content": "Give me three fruits."}
+    again = respond(trained, **{**asked, "input": [hello, *first.output, more], "stream": True})
     kinds = {event.type for event in again}
     assert "response.reasoning_text.delta" in kinds
 
