@@ -22,7 +22,7 @@ test-full: ## the whole parity grid: 50 prompts x 128 tokens x depths 0-5 x bf16
 	$(PY) tools/parity_grid.py --output benchmarks/results/parity_grid.json
 
 test-reference: ## regenerate the reference fixtures with torch and transformers, in a .venv-reference of its own
-	@sh scripts/setup_reference.sh
+	@sh scripts/setup_aside.sh reference tests/reference/requirements.txt
 	.venv-reference/bin/python -m pytest -q -c tests/reference/pytest.ini tests/reference
 
 test-clients: ## the real Claude Code, Codex and OpenCode (from npm, over a gigabyte) against the server; 15 minutes

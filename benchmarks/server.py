@@ -22,6 +22,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +171,8 @@ def _overhead(llm: Any, port: int, depth: int, pairs: int, tokens: int) -> dict[
     for number in range(-1, pairs):
         prompt = PROMPTS[number % len(PROMPTS)]
         runs = [
-            lambda: ask(port, prompt, depth=depth, max_tokens=tokens),  # noqa: B023 - called at once
-            lambda: _in_process(llm, prompt, depth, tokens),  # noqa: B023
+            partial(ask, port, prompt, depth=depth, max_tokens=tokens),
+            partial(_in_process, llm, prompt, depth, tokens),
         ]
         order = (0, 1) if number % 2 == 0 else (1, 0)
         done = {which: runs[which]() for which in order}

@@ -108,7 +108,7 @@ def _endpoints(chats: Chats, completions: Completions) -> list[Endpoint]:
             "/v1/messages",
             anthropic_messages,
             anthropic_messages.MessagesRequest,
-            lambda asked, envelope, tokens: anthropic_messages.MessageStream(asked, envelope, prompt_tokens=tokens),
+            lambda _, envelope, tokens: anthropic_messages.MessageStream(envelope, prompt_tokens=tokens),
             chats,
         ),
         CompletionEndpoint("/v1/completions", completions),

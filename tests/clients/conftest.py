@@ -75,7 +75,7 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Client:
     The script gets the path of its result as its first argument, then those given here.
     """
     if not PYTHON.exists():
-        lacking("there is no .venv-clients (sh scripts/setup_clients.sh)")
+        lacking("there is no .venv-clients (sh scripts/setup_aside.sh clients tests/clients/requirements.txt)")
 
     def run(script: str, *arguments: str, timeout: float = 240) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp(Path(script).stem)

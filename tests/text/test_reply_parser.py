@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from selfdraft.text import ChatTemplate
 from selfdraft.text.reply import (
-    FORMATS,
     Content,
     Reasoning,
     ReplyEvent,
@@ -24,54 +22,7 @@ from selfdraft.text.reply import (
     begins_in_reasoning,
     merged,
 )
-
-BY_NAME = {format.name: format for format in FORMATS}
-PROPERTIES: dict[str, Any] = {
-    "text": {"type": "string"},
-    "colour": {"$ref": "#/$defs/Colour"},
-    "number": {"type": "integer"},
-    "flag": {"type": "boolean"},
-    "list": {"type": "array"},
-    "object": {"type": "object"},
-    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-}
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "f",
-            "parameters": {
-                "type": "object",
-                "properties": PROPERTIES,
-                "$defs": {"Colour": {"enum": ["red", "1"]}},
-            },
-        },
-    },
-    {"name": "g", "input_schema": {"type": "object", "properties": {"number": {"type": ["number", "null"]}}}},
-]
-
-
-def parse(
-    format: str | None,
-    pieces: Iterable[str],
-    *,
-    tools: Sequence[Mapping[str, Any]] = TOOLS,
-    in_reasoning: bool = False,
-) -> list[ReplyEvent]:
-    parser = ReplyParser(BY_NAME[format] if format else None, tools, in_reasoning=in_reasoning)
-    events = [event for piece in pieces for event in parser.push(piece)]
-    return merged(events + parser.finish())
-
-
-def call(arguments: str, *, index: int = 0, name: str = "f", complete: bool = True) -> list[ReplyEvent]:
-    pieces: list[ReplyEvent] = [ToolArguments(index, arguments)] if arguments else []
-    return [ToolStart(index, name), *pieces, ToolEnd(index, complete)]
-
-
-def qwen(*parameters: tuple[str, str], name: str = "f") -> str:
-    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
-    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
-
+from tests.support.replies import BY_NAME, TOOLS, call, parse, qwen
 
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
 V31 = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
@@ -389,60 +340,6 @@ def test_what_the_reference_template_writes_is_read_back(
     events = parse("qwen-xml", answer, in_reasoning=begins_in_reasoning(prompt))
     assert events[: 1 + bool(content)] == [Reasoning("hm"), *([Content(content)] if content else [])]
     assert [json.loads(event.json) for event in events if isinstance(event, ToolArguments)] == calls
-
-
-@pytest.mark.parametrize(
-    ("key", "raw", "expected"),
-    [
-        ("text", "12", '"12"'),
-        ("text", "null", '"null"'),
-        ("colour", "1", '"1"'),
-        ("number", "12", "12"),
-        ("number", " -1.50 ", "-1.50"),
-        ("number", "a dozen", '"a dozen"'),
-        ("number", "NaN", '"NaN"'),
-        ("number", "9" * 5000, '"' + "9" * 5000 + '"'),
-        ("flag", "True", "true"),
-        ("flag", "False", "false"),
-        ("list", "[1,\n 2]", "[1,\n 2]"),
-        ("list", "[1", '"[1"'),
-        ("list", "[" * 100_000, '"' + "[" * 100_000 + '"'),
-        ("object", '{"a": "b\nc"}', '{"a": "b\\nc"}'),
-        ("object", '{"a": 1} b', '"{\\"a\\": 1} b"'),
-        ("maybe", "null", "null"),
-        ("maybe", "None", "null"),
-        ("maybe", "12", '"12"'),
-        ("maybe", "", '""'),
-        ("maybe", "  not", '"  not"'),
-        ("undeclared", "12", "12"),
-        ("undeclared", '"a"', '"\\"a\\""'),
-        ("undeclared", '{"a": 1}', '{"a": 1}'),
-        ("undeclared", "{a}", '"{a}"'),
-        ("undeclared", "12 apples", '"12 apples"'),
-    ],
-)
-def test_values_are_typed_by_the_schema(key: str, raw: str, expected: str) -> None:
-    assert parse("qwen-xml", [qwen((key, raw))]) == call(f'{{"{key}": {expected}}}')
-
-
-def test_a_circular_schema_says_nothing() -> None:
-    parameters = {"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"anyOf": [{"$ref": "#/$defs/A"}]}}}
-    tools: list[dict[str, Any]] = [
-        {"name": "f", "parameters": parameters},
-        {"function": None},
-        {"name": "g", "parameters": [1]},
-    ]
-    assert parse("qwen-xml", [qwen(("a", "1"))], tools=tools) == call('{"a": 1}')
-
-
-def test_references_do_not_multiply() -> None:
-    """Nine levels of twenty references each, and a long chain of them."""
-    refs = [[{"$ref": f"#/$defs/{level}_{n}"} for n in range(20)] for level in range(9)]
-    defs: dict[str, Any] = {f"{level}_{n}": {"anyOf": refs[level + 1]} for level in range(8) for n in range(20)}
-    defs |= {f"8_{n}": {"$ref": "#/$defs/c0"} for n in range(20)}
-    defs |= {f"c{n}": {"$ref": f"#/$defs/c{n + 1}"} for n in range(5000)} | {"c5000": {"type": "string"}}
-    tools = [{"name": "f", "parameters": {"properties": {"a": {"anyOf": refs[0]}}, "$defs": defs}}]
-    assert parse("qwen-xml", [qwen(("a", "1"))], tools=tools) == call('{"a": "1"}')
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,11 @@ class MessageStream:
     """An answer as events (see `wire.Encoder`).
 
     Args:
-        request: what was asked.
         envelope: what the response says about itself.
         prompt_tokens: length of the prompt, which the first event tells.
     """
 
-    def __init__(self, request: MessagesRequest, envelope: Envelope, *, prompt_tokens: int = 0) -> None:
+    def __init__(self, envelope: Envelope, *, prompt_tokens: int = 0) -> None:
         self._envelope = envelope
         self._prompt_tokens = prompt_tokens
         self._cutter = PartCutter()

@@ -216,7 +216,7 @@ def test_counting_needs_no_max_tokens() -> None:
 
 def test_the_events_of_an_answer() -> None:
     events = answer(Reasoning("hm"), Content("So"), *call("weather", "{}"), reason="tool_calls")
-    told = parsed(written(MessageStream(request(), ENVELOPE, prompt_tokens=11), events))
+    told = parsed(written(MessageStream(ENVELOPE, prompt_tokens=11), events))
     told = [(name, data) for name, data in told if name != "ping"]
     assert [name for name, _ in told] == [
         "message_start",

@@ -97,8 +97,7 @@ def test_a_broken_response_stream() -> None:
 
 
 def test_a_broken_message_stream() -> None:
-    wire = read(anthropic_messages.MessagesRequest, body({"model": "m", "messages": HI, "max_tokens": 1}))
-    blocks = broken(anthropic_messages.MessageStream(wire, ENVELOPE))
+    blocks = broken(anthropic_messages.MessageStream(ENVELOPE))
     assert parsed(blocks)[-1][0] == "error"
     with (
         pytest.raises(anthropic.APIError, match="broke down"),

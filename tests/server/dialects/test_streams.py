@@ -120,7 +120,7 @@ def test_anthropic(events: list[JobEvent]) -> None:
     whole = anthropic_messages.collect(events, request, ENVELOPE)
     anthropic.types.Message.model_validate(whole)
 
-    blocks = written(anthropic_messages.MessageStream(request, ENVELOPE, prompt_tokens=11), events)
+    blocks = written(anthropic_messages.MessageStream(ENVELOPE, prompt_tokens=11), events)
     for name, event in parsed(blocks):
         assert event["type"] == name
         if name != "ping":
