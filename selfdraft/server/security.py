@@ -42,11 +42,11 @@ class Access:
         max_body: most bytes of a request body.
     """
 
-    hosts: frozenset[str] = frozenset()
-    any_address: bool = False
-    origins: frozenset[str] = frozenset()
-    key: str | None = None
-    max_body: int = 32 * 2**20
+    hosts: frozenset[str]
+    any_address: bool
+    origins: frozenset[str]
+    key: str | None
+    max_body: int
 
 
 class Gate:
