@@ -1,6 +1,6 @@
 # Selfdraft. `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup start test test-full test-reference test-clients check mutants bench bench-server clean
+.PHONY: help setup start test test-full test-reference test-clients check mutants bench bench-server bench-sessions clean
 
 PY := .venv/bin/python
 
@@ -25,7 +25,7 @@ test-reference: ## regenerate the reference fixtures with torch and transformers
 	@sh scripts/setup_aside.sh reference tests/reference/requirements.txt
 	.venv-reference/bin/python -m pytest -q -c tests/reference/pytest.ini tests/reference
 
-test-clients: ## the real Claude Code, Codex and OpenCode (from npm, over a gigabyte) against the server; 15 minutes
+test-clients: ## the real Claude Code, Codex and OpenCode (from npm, over a gigabyte) against the server; 6 minutes
 	@sh scripts/setup.sh test
 	@sh scripts/setup_agents.sh
 	SELFDRAFT_AGENTS=1 $(PY) -m pytest -v tests/agents
@@ -43,6 +43,10 @@ mutants: ## plant known faults in a copy and show which test catches each
 bench: ## speed on this machine against stock mlx-lm, in one alternating run
 	@sh scripts/setup.sh
 	$(PY) benchmarks/decode.py
+
+bench-sessions: ## the second turn: cold, warm in memory, warm on disk, against mlx_lm.server with its prompt cache; 15 minutes
+	@sh scripts/setup.sh
+	$(PY) benchmarks/sessions.py
 
 bench-server: ## speed over HTTP on this machine against mlx_lm.server, in one alternating run; 5 minutes
 	@sh scripts/setup.sh

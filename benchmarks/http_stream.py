@@ -38,7 +38,7 @@ class Stream:
         first: when the first text came.
         last: when the end was told.
         tokens: of the answer, as the server counts them.
-        prompt_tokens: of the prompt.
+        prompt_tokens: of the prompt. cached_tokens: of these, what was not forwarded.
     """
 
     text: str
@@ -46,6 +46,7 @@ class Stream:
     last: float
     tokens: int
     prompt_tokens: int
+    cached_tokens: int = 0
 
     @property
     def per_token(self) -> float:
@@ -54,20 +55,22 @@ class Stream:
 
 
 @contextlib.contextmanager
-def ours(model: str) -> Iterator[int]:
+def ours(model: str, *flags: str) -> Iterator[int]:
     """`selfdraft serve`, with the BLAS and dtype of this process's environment; its port."""
-    with _serving([sys.executable, "-m", "selfdraft", "serve", "--model", model, "--log-level", "warning"]) as port:
+    command = [sys.executable, "-m", "selfdraft", "serve", "--model", model, "--log-level", "warning", *flags]
+    with _serving(command) as port:
         yield port
 
 
 @contextlib.contextmanager
-def stock(folder: Path, blas: str) -> Iterator[int]:
+def stock(folder: Path, blas: str, *, prompt_cache: int = 0) -> Iterator[int]:
     """mlx_lm.server with the checkpoint in a folder; its port.
 
-    Its prompt cache is off: the first token of a prompt that was asked before would come early.
+    Args:
+        prompt_cache: prompts it keeps; with any, the first token of one that was asked before comes early.
     """
     blas = "openblas" if blas == "openblas" else "reference"
-    command = [sys.executable, "-c", STOCK, blas, "--model", str(folder), "--prompt-cache-size", "0"]
+    command = [sys.executable, "-c", STOCK, blas, "--model", str(folder), "--prompt-cache-size", str(prompt_cache)]
     with _serving([*command, "--log-level", "WARNING"]) as port:
         yield port
 
@@ -100,15 +103,15 @@ def _floating(tensor: Any) -> bool:
     return bool(mx.issubdtype(tensor.dtype, mx.floating))
 
 
-def ask(port: int, prompt: str, **fields: Any) -> Stream:
-    """Stream a greedy answer.
+def ask(port: int, prompt: str | Sequence[dict[str, str]], **fields: Any) -> Stream:
+    """Stream a greedy answer to a message, or to a conversation.
 
     Raises:
         RuntimeError: the server refused, or broke off.
     """
     body = {
         "model": "default_model",
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt),
         "temperature": 0.0,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -142,7 +145,8 @@ def _stream(events: Sequence[tuple[float, dict[str, Any]]]) -> Stream:
     if not pieces or last is None or usage is None:
         raise RuntimeError("the stream ended without text, a finish reason or usage")
     text = "".join(text for _, text in pieces)
-    return Stream(text, pieces[0][0], last, usage["completion_tokens"], usage["prompt_tokens"])
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return Stream(text, pieces[0][0], last, usage["completion_tokens"], usage["prompt_tokens"], cached)
 
 
 def ask_at_once(

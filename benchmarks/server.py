@@ -29,6 +29,7 @@ from typing import Any
 from http_stream import Stream, ask, ask_at_once, in_dtype, ours, stock
 
 from selfdraft import SamplingParams, load
+from selfdraft.settings import load_settings
 
 SCHEMA_VERSION = 1
 LIMIT_MS = 1.0  # what HTTP may cost a token
@@ -66,7 +67,7 @@ class Contender:
 
 def main() -> None:
     options = _options()
-    llm = load(options.model)
+    llm = load(options.model, settings=load_settings(session_cache_max_bytes=0))
     description = llm.describe()
     print(
         f"{llm.name}: {description['dtype']} on {description['device']}, BLAS {description['blas']}, "
@@ -76,7 +77,7 @@ def main() -> None:
     with (
         in_dtype(llm.checkpoint.folder, description["dtype"]) as folder,
         stock(folder, description["blas"]) as stock_port,
-        ours(options.model) as port,
+        ours(options.model, "--session-cache-max-bytes", "0") as port,  # nor does the other keep prompts
     ):
         length = {"max_tokens": options.tokens}
         contenders = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +13,14 @@ import mlx.core as mx
 from .device import active_blas, choose_dtype
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
+from .memory import free_memory
 from .models.checkpoint import Checkpoint, classify
 from .models.loader import LoadedModel, build_model
 from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
 from .params import SamplingParams
+from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
+from .sessions import PromptSession, SessionBank, Transcripts
 from .settings import Settings
 from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
@@ -30,6 +34,8 @@ __all__ = ["LLM", "Prompt"]
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 Progress = Callable[[int, int], None]
 
+_SESSION_SHARE = 0.25  # of the memory that is free once the weights are loaded
+
 
 class LLM:
     """A model in memory. Use `selfdraft.load` to make one.
@@ -40,6 +46,9 @@ class LLM:
         name: what it was loaded as.
         checkpoint: what its folder holds.
         defaults: sampling defaults of its generation_config.json.
+        settings: how it was opened.
+        prompts: renders and tokenises.
+        sessions: warm prefixes; None if none are kept.
         notes: lines a user should read, such as why it decodes without a head.
         max_depth: deepest draft; 0 means plain decoding only.
         context_length: most tokens of prompt and answer together.
@@ -54,6 +63,7 @@ class LLM:
         template: ChatTemplate | None,
         engine: Engine,
         notes: list[str],
+        settings: Settings,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
@@ -61,6 +71,11 @@ class LLM:
         self.tokenizer = tokenizer
         self.template = template
         self.engine = engine
+        self.settings = settings
+        asked = settings.session_cache_max_bytes
+        limit = int(_SESSION_SHARE * free_memory()) if asked is None else int(asked)
+        self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
+        self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
         self.notes = notes
         self.defaults = _defaults(checkpoint)
         self.max_depth = loaded.model.max_depth
@@ -81,7 +96,8 @@ class LLM:
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, cycle=cycle)
-        return cls(name, checkpoint, loaded, tokenizer, ChatTemplate.from_folder(folder), engine, notes)
+        template = ChatTemplate.from_folder(folder)
+        return cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings)
 
     def generate(
         self,
@@ -140,8 +156,8 @@ class LLM:
 
         Bad input is refused here, before the first piece is asked for.
         """
-        tokens = self.tokens(prompt, raw=raw, enable_thinking=enable_thinking)
-        return TextStream(self.answer(tokens, params, on_prefill=on_prefill))
+        prompted = self.prompted(prompt, raw=raw, enable_thinking=enable_thinking)
+        return TextStream(self.answer(prompted, params, on_prefill=on_prefill))
 
     def score(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> list[TokenLogprob | None]:
         """How likely a prompt is: the log-probability of each of its tokens after those before it.
@@ -163,7 +179,7 @@ class LLM:
 
     def answer(
         self,
-        tokens: Sequence[int],
+        prompt: Prompted | Sequence[int],
         params: SamplingParams | None = None,
         *,
         choice: int = 0,
@@ -175,7 +191,7 @@ class LLM:
         only_prompt: bool = False,
         timed: bool = False,
     ) -> Answer:
-        """An answer to a prompt of token ids, for someone else to step; see `stream`.
+        """An answer to a prompt, for someone else to step; see `stream`.
 
         Args:
             choice: which of several answers to the same prompt it is: seeded ones differ by it.
@@ -185,10 +201,11 @@ class LLM:
             prompt_logprobs, only_prompt: see `Request`.
             timed: see `Answer`.
         """
+        prompted = prompt if isinstance(prompt, Prompted) else Prompted(prompt, stops=(len(prompt) - 1,))
         params = (params or SamplingParams()).resolved(self.defaults)
         text = RowText(self.tokenizer, params.stop, params.min_tokens, keep=keep, ends=ends)
         request = Request(
-            prompt=tokens,
+            prompt=prompted.tokens,
             params=params,
             stop_ids=self.tokenizer.eos_ids,
             choice=choice,
@@ -197,9 +214,29 @@ class LLM:
             on_prefill=on_prefill,
             prompt_logprobs=prompt_logprobs,
             only_prompt=only_prompt,
+            session=None if only_prompt or prompt_logprobs is not None else self._session(prompted),
         )
         self.engine.check(request)
         return Answer(self.engine, self.tokenizer, request, text, timed=timed)
+
+    def _session(self, prompted: Prompted) -> PromptSession | None:
+        if self.sessions is None:
+            return None
+        stops = [*prompted.stops, *range(self._stride, len(prompted.tokens), self._stride)]
+
+        def remember(tokens: Sequence[int]) -> None:
+            self.prompts.remember(prompted, tokens)
+
+        return PromptSession(self.sessions, prompted.scope, prompted.tokens, stops, on_reply=remember)
+
+    @cached_property
+    def _stride(self) -> int:
+        """Tokens of a long prompt between boundaries that no message asks for: states that do not grow with the prompt
+        are then at most a quarter of what does."""
+        model, chunk = self.loaded.model, self.engine.prefill_chunk
+        fixed = sum(layer.window.nbytes + layer.memory.nbytes for layer in model.new_state().recurrent)
+        per_token = (model.row_bytes(2 * chunk) - model.row_bytes(chunk)) / chunk
+        return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -213,7 +250,13 @@ class LLM:
         return Grammars(self.tokenizer)
 
     def tokens(self, prompt: Prompt, *, raw: bool = False, enable_thinking: bool = False) -> list[int]:
-        """The ids a prompt is decoded from.
+        """The ids a prompt is decoded from; see `prompted`."""
+        return list(self.prompted(prompt, raw=raw, enable_thinking=enable_thinking).tokens)
+
+    def prompted(
+        self, prompt: Prompt, *, raw: bool = False, enable_thinking: bool = False, scope: str = LOCAL
+    ) -> Prompted:
+        """A prompt as tokens, and where the next one may want to go on from.
 
         Raises:
             InvalidRequest: a prompt of no known kind, an invalid conversation, no chat template to render it with.
@@ -226,7 +269,7 @@ class LLM:
             if not prompt:
                 raise InvalidRequest("the prompt is empty; write something", param="prompt")
             if raw:
-                return self._with_bos(self.tokenizer.encode(prompt, special=True))
+                return self.prompts.raw(prompt, scope=scope)
             prompt = [{"role": "user", "content": prompt}]
         if isinstance(prompt, Sequence) and not prompt:
             raise InvalidRequest("the prompt is empty: give a message or a token id", param="prompt")
@@ -235,18 +278,12 @@ class LLM:
                 f"a prompt is a string, a list of messages or a list of token ids, not {prompt!r}", param="prompt"
             )
         if all(isinstance(token, int) and not isinstance(token, bool) for token in prompt):
-            return [token for token in prompt if isinstance(token, int)]
-        if self.template is None:
-            raise InvalidRequest("this checkpoint has no chat template; use raw=True (--raw)", param="prompt")
+            tokens = [token for token in prompt if isinstance(token, int)]
+            return Prompted(tokens, stops=(len(tokens) - 1,), scope=scope)
         messages = [message for message in prompt if isinstance(message, Mapping)]
         if len(messages) != len(prompt):
             raise InvalidRequest("a prompt is either all messages (dicts) or all token ids (ints)", param="prompt")
-        return self.tokenizer.encode(self.template.render(messages, enable_thinking=enable_thinking), special=True)
-
-    def _with_bos(self, tokens: list[int]) -> list[int]:
-        """A bare prompt begins with the BOS token where the tokenizer has one; templates write their own."""
-        bos = self.tokenizer.bos_id
-        return tokens if bos is None or tokens[:1] == [bos] else [bos, *tokens]
+        return self.prompts.chat(messages, enable_thinking=enable_thinking, scope=scope)
 
     def limit_context(self, tokens: int) -> None:
         """Take no more than `tokens` tokens of prompt and answer together, if the model could take more."""

@@ -14,10 +14,11 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts. `completion_tokens` counts an emitted EOS too."""
+    """Token counts. `completion_tokens` counts an emitted EOS too; `cached_tokens` of the prompt were not forwarded."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,17 @@ class TokenLogprob:
     """Raw log-softmax of the trunk at one token, before penalties and temperature.
 
     Attributes:
-        top: (token id, text, logprob) of the most likely tokens, most likely first.
+        token: its text; part of a character is written bytes:\\xe2\\x80.
+        top: (token id, text, logprob, bytes) of the most likely tokens, most likely first.
+        bytes: the bytes of its text, which of part of a character are no text.
         offset: where it begins in the text, in characters; inside a character, where that begins.
     """
 
     token_id: int
     token: str
     logprob: float
-    top: list[tuple[int, str, float]]
+    top: list[tuple[int, str, float, list[int]]]
+    bytes: list[int]
     offset: int = 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import platformdirs
-from pydantic import Field, ValidationError
+from pydantic import ByteSize, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -59,7 +59,7 @@ class StoredSettings(BaseSettings):
 
 
 class Settings(StoredSettings):
-    """How the engine runs, as opposed to what a request asks for.
+    """How the engine runs, as opposed to what a request asks for. Sizes are bytes, or text such as "20 GiB".
 
     Attributes:
         blas: BLAS of MLX's CPU back end on Linux: "auto" takes OpenBLAS where installed.
@@ -67,6 +67,11 @@ class Settings(StoredSettings):
             weights, and for dense ones with OpenBLAS.
         acceptance: rejection rule of unseeded sampling: block verification or token by token.
         prefill_chunk: prompt tokens of one forward.
+        session_cache_max_bytes: most bytes of warm prefixes in memory; 0 for none, None for a share of what is free.
+        ssd_session_cache: whether warm prefixes are also kept on disk, or written there but not read.
+        ssd_session_cache_dir: where; None for the user's cache folder.
+        ssd_session_cache_max_bytes: most bytes of that folder.
+        ssd_session_cache_bytes_per_hour: most bytes written there in an hour.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("",)
@@ -75,6 +80,17 @@ class Settings(StoredSettings):
     dtype: Dtype = "auto"
     acceptance: Literal["block", "tokenwise"] = "block"
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
+    session_cache_max_bytes: ByteSize | None = None
+    ssd_session_cache: Literal["on", "write-only", "off"] = "on"
+    ssd_session_cache_dir: Path | None = None
+    ssd_session_cache_max_bytes: ByteSize = ByteSize(20 * 2**30)
+    ssd_session_cache_bytes_per_hour: ByteSize = ByteSize(40 * 2**30)
+
+    @property
+    def session_folder(self) -> Path:
+        """Where warm prefixes lie on disk."""
+        folder = self.ssd_session_cache_dir
+        return folder.expanduser() if folder else platformdirs.user_cache_path("selfdraft") / "sessions"
 
 
 Kind = TypeVar("Kind", bound=StoredSettings)

@@ -47,6 +47,7 @@ class Answer:
         self._prompt_scores: list[TokenScores] = []
         self.over = False
         self._given_up = False
+        self._ended: Row | None = None
         self._taken = 0
         self._scored = 0
 
@@ -90,9 +91,16 @@ class Answer:
         if not row.done:
             return None
         self.over, self.row = True, None
+        self._ended = row if row.request.session else None
         if row.error is not None:
             raise row.error
         return Piece(self.text.finish(), result=self._generation(row))
+
+    def settle(self) -> None:
+        """Leave what the row holds to its session, once the answer is over and delivered; see `Engine.settle`."""
+        row, self._ended = self._ended, None
+        if row is not None:
+            self.engine.settle(row)
 
     @cached_property
     def prompt_pieces(self) -> list[str]:
@@ -118,19 +126,24 @@ class Answer:
             token_ids=list(row.emitted),
             # A stop string may only show once the last character is complete.
             finish_reason="stop" if self.text.stop is not None else row.finish_reason,
-            usage=Usage(len(row.request.prompt), len(row.emitted)),
+            usage=Usage(len(row.request.prompt), len(row.emitted), row.statistics.restored_tokens),
             timings=row.statistics.timings(),
             logprobs=self._logprobs(row.scores, self.text.offsets) if row.params.logprobs is not None else None,
         )
 
     def _logprobs(self, scores: Sequence[TokenScores], offsets: Sequence[int]) -> list[TokenLogprob]:
-        name = self._tokenizer.token_text
+        name = self._tokenizer.token_name
+
+        def raw(id: int) -> list[int]:
+            return list(self._tokenizer.token_bytes(id))
+
         return [
             TokenLogprob(
                 score.token,
                 name(score.token),
                 score.logprob,
-                [(id, name(id), value) for id, value in score.top],
+                [(id, name(id), value, raw(id)) for id, value in score.top],
+                raw(score.token),
                 offset,
             )
             for score, offset in zip(scores, offsets, strict=False)
@@ -170,5 +183,6 @@ def _pieces(answer: Answer) -> Generator[Piece]:
             yield answer.take() or Piece("")  # a prefill chunk: nothing to read, but the caller may want to stop
         if last := answer.take():
             yield last
+            answer.settle()  # the reader has come back, so it has read the end
     finally:
         answer.cancel()

@@ -14,7 +14,7 @@ from ..params import SamplingParams
 from .answer import AnswerText
 from .command import command
 from .conversation import Conversation, LocalConversation
-from .flags import ChatFlags, EngineFlags, TraceFlags
+from .flags import ChatFlags, EngineFlags, SessionFlags, TraceFlags
 from .sampling_flags import SamplingFlags
 from .session import check_thinking, decoded, is_terminal, open_model, report_profile
 from .slash import Leave, depth_now, obey
@@ -26,7 +26,7 @@ GREETING = "Hello! Who are you?"
 
 
 @command
-def chat(*, chat: ChatFlags, trace: TraceFlags, sampling: SamplingFlags, engine: EngineFlags) -> None:
+def chat(*, chat: ChatFlags, trace: TraceFlags, sampling: SamplingFlags, engine: SessionFlags) -> None:
     """Talk with a model.
 
     In a terminal: Enter sends; Alt-Enter, Esc Enter or a trailing backslash
@@ -47,7 +47,13 @@ def chat_here(engine: EngineFlags, params: SamplingParams, chat: ChatFlags, trac
     if llm.template is None:
         raise InvalidRequest(f"{engine.model} has no chat template, so it cannot chat; try selfdraft run --raw")
     llm.stream([0], params)  # never started: refuses now what every answer would be refused for
-    converse(LocalConversation(llm, params, system=chat.system, think=check_thinking(llm, chat.think)))
+    from ..keeping import DiskSessions
+
+    kept = DiskSessions(llm)
+    try:
+        converse(LocalConversation(llm, params, system=chat.system, think=check_thinking(llm, chat.think)))
+    finally:
+        kept.close()
     report_profile(llm)
 
 

@@ -105,7 +105,8 @@ def _key(settings: ServerSettings, *, needed: bool) -> Key:
     from .clients import Key
 
     file = settings.api_key_file
-    return Key(needed, file.expanduser().resolve() if needed and file else None)
+    alone = needed and file is not None and len(settings.keys()) == 1  # clients take all of a file for the key
+    return Key(needed, file.expanduser().resolve() if alone and file else None)
 
 
 def _configured_model() -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -18,9 +19,10 @@ from ..errors import InvalidRequest
 if TYPE_CHECKING:
     from ..settings import Settings
 
-__all__ = ["ChatFlags", "EngineFlags", "TraceFlags", "flag", "number", "refusal", "whole"]
+__all__ = ["ChatFlags", "EngineFlags", "SessionFlags", "TraceFlags", "flag", "number", "refusal", "whole"]
 
 _ENGINE = "Model and engine"
+_SESSIONS = "Warm prefixes: what was read once is not read again"
 
 
 def flag(
@@ -68,7 +70,7 @@ def refusal(error: InvalidRequest) -> typer.BadParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFlags:
-    """Which model, and how the engine runs it: a flag for every field of `Settings`, under the same name."""
+    """Which model, and how the engine runs it; with `SessionFlags` every field of `Settings`, under the same name."""
 
     model: Annotated[
         str,
@@ -141,6 +143,59 @@ class EngineFlags:
             if given.get(error.param or "") is None:
                 raise
             raise refusal(error) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionFlags(EngineFlags):
+    """The same for commands whose next turn goes on from the last."""
+
+    session_cache_max_bytes: Annotated[
+        str | None,
+        flag(
+            "--session-cache-max-bytes",
+            "Memory for them, as 4GiB; 0 for none. Default: $SELFDRAFT_SESSION_CACHE_MAX_BYTES, else a quarter of what "
+            "is free.",
+            _SESSIONS,
+            "SIZE",
+        ),
+    ] = None
+    ssd_session_cache: Annotated[
+        Literal["on", "write-only", "off"] | None,
+        flag(
+            "--ssd-session-cache",
+            "Whether they are kept on disk too, for the next start: on, write-only or off. "
+            "Default: $SELFDRAFT_SSD_SESSION_CACHE, else on.",
+            _SESSIONS,
+            "MODE",
+        ),
+    ] = None
+    ssd_session_cache_dir: Annotated[
+        Path | None,
+        flag(
+            "--ssd-session-cache-dir",
+            "Folder for that. Default: $SELFDRAFT_SSD_SESSION_CACHE_DIR, else the user's cache folder.",
+            _SESSIONS,
+            "FOLDER",
+        ),
+    ] = None
+    ssd_session_cache_max_bytes: Annotated[
+        str | None,
+        flag(
+            "--ssd-session-cache-max-bytes",
+            "Most that folder may hold. Default: $SELFDRAFT_SSD_SESSION_CACHE_MAX_BYTES, else 20GiB.",
+            _SESSIONS,
+            "SIZE",
+        ),
+    ] = None
+    ssd_session_cache_bytes_per_hour: Annotated[
+        str | None,
+        flag(
+            "--ssd-session-cache-bytes-per-hour",
+            "Most that is written there in an hour. Default: $SELFDRAFT_SSD_SESSION_CACHE_BYTES_PER_HOUR, else 40GiB.",
+            _SESSIONS,
+            "SIZE",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

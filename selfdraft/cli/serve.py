@@ -14,7 +14,7 @@ import typer
 
 from ..errors import InvalidRequest, SelfdraftError
 from .command import command
-from .flags import EngineFlags, TraceFlags, flag, number, refusal, whole
+from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
 from .session import model_id, open_model
 from .terminal import dim
 
@@ -40,7 +40,7 @@ class ServeFlags:
         Path | None,
         flag(
             "--api-key-file",
-            "File with the key that clients must send; made, with a new key, if it is not there. "
+            "File with the keys of clients, one a line; made, with a new key, if it is not there. "
             "Or set $SELFDRAFT_API_KEY. Needed when --host is not loopback. Default: no key.",
             _WHERE,
             "FILE",
@@ -176,7 +176,7 @@ class LogFlags:
 
 
 @command
-def serve(*, server: ServeFlags, log: LogFlags, engine: EngineFlags) -> None:
+def serve(*, server: ServeFlags, log: LogFlags, engine: SessionFlags) -> None:
     """Serve a model over HTTP.
 
     OpenAI's and Anthropic's APIs, a chat page at /, their description

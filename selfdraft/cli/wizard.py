@@ -88,7 +88,7 @@ def one_key() -> str:
 
 
 def _ask_model(before: str, found: Sequence[FoundModel]) -> str:
-    from ..server.memory import free_memory
+    from ..memory import free_memory
 
     free = free_memory()
     usable = [each for each in found if not each.problem]

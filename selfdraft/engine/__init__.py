@@ -8,6 +8,19 @@ from .engine import Engine
 from .prefill import SCORED_TOGETHER
 from .profile import ProfiledCycle
 from .row import Request, Row, TokenScores
+from .session import Boundary, Cut, Session
 from .threads import leave_tidily
 
-__all__ = ["RULES", "SCORED_TOGETHER", "Engine", "ProfiledCycle", "Request", "Row", "TokenScores", "leave_tidily"]
+__all__ = [
+    "RULES",
+    "SCORED_TOGETHER",
+    "Boundary",
+    "Cut",
+    "Engine",
+    "ProfiledCycle",
+    "Request",
+    "Row",
+    "Session",
+    "TokenScores",
+    "leave_tidily",
+]

@@ -318,7 +318,7 @@ class Cycle:
                 row.error = dead_end(len(row.emitted))
             self._count(row, depth, accepted, len(kept))
             kept_counts.append(len(kept))
-            if row.drafts and not row.done:
+            if row.drafts and kept:
                 self._remember(row, verified.hidden[index, : len(kept)], kept)
             if outcome.scores and row.params.logprobs is not None:
                 row.scores += [score.best(row.params.logprobs) for score in outcome.scores[index][: len(kept)]]

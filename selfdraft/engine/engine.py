@@ -41,6 +41,7 @@ class Engine:
         self.model = model
         self.cycle = cycle or Cycle(model, rule)
         self.costs = CostModel()
+        self.prefill_chunk = prefill_chunk
         self._prefill = Prefill(model, self.cycle, prefill_chunk)
         self._joining: deque[Row] = deque()
         self._running: list[Row] = []
@@ -74,6 +75,7 @@ class Engine:
             policy = AdaptiveDepth(model.max_depth, self.costs)
         else:
             policy = FixedDepth(0 if params.depth == "auto" else params.depth)
+        speaks = not request.only_prompt and (params.max_tokens > 1 or request.session is not None)
         row = Row(
             request=request,
             params=params,
@@ -81,7 +83,7 @@ class Engine:
             policy=policy,
             stream=noise.stream(params.seed, request.choice),
             history=History(request.prompt, model.vocab_size) if penalised else None,
-            drafts=model.max_depth > 0 and params.depth != 0 and params.max_tokens > 1 and not request.only_prompt,
+            drafts=model.max_depth > 0 and params.depth != 0 and speaks,
         )
         self._joining.append(row)
         return row
@@ -91,6 +93,15 @@ class Engine:
         if not row.done:
             row.finish_reason = "cancelled"
         self._sweep()
+
+    def settle(self, row: Row) -> None:
+        """Let the session of a row that is done have what it leaves: a boundary behind its newest token.
+
+        Costs a forward of one token, so whoever steps the engine calls it once the answer is delivered.
+        """
+        assert row.done
+        with self._failing([row]):
+            self._prefill.settle(row)
 
     def step(self) -> list[Row]:
         """One prefill chunk of a row that is joining, or one cycle of all that run; in turn if there are both.

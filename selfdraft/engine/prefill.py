@@ -1,6 +1,7 @@
 """Prefill: the prompt in chunks, the last token alone, the head's history primed and tokens scored on the way.
 
-AR and MTP cut a prompt the same way, on a grid from position 0, so that their first logits are the same bits.
+AR and MTP cut a prompt the same way, on a grid from position 0 and where its session wants a boundary, so that their
+first logits are the same bits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..models.base import Model
 from .constraint import dead_end
 from .cycle import Cycle, emit, finite_positions, log_softmax_at, raw_scores, read_scores
 from .row import Pending, Row
+from .session import Boundary, Cut
 
 __all__ = ["SCORED_TOGETHER", "Prefill"]
 
@@ -44,9 +46,11 @@ class Prefill:
         """
         if row.prefill_begin is None:
             row.prefill_begin = time.perf_counter()
-        body = len(row.request.prompt) - 1
+        body, session = len(row.request.prompt) - 1, row.request.session
+        if session and (known := session.resume(row.state.length, drafts=row.drafts)):
+            row.go_on_from(known)
         if row.state.length < body:
-            self._forward_chunk(row, min(row.state.length + self._chunk, body))
+            self._forward_chunk(row, self._next_cut(row, body))
             through = row.done
         elif row.request.only_prompt:
             row.report_prefill(body + 1)
@@ -58,18 +62,63 @@ class Prefill:
         row.statistics.prompt_seconds = time.perf_counter() - row.prefill_begin
         return through
 
+    def settle(self, row: Row) -> None:
+        """Hand a row that has ended to its session: its newest token is forwarded, and the head sees all pairs."""
+        session = row.request.session
+        if session is None or row.error is not None or not row.emitted:
+            return
+        tokens = [*row.request.prompt, *row.emitted]
+        assert row.state.length == len(tokens) - 1, "a row holds all its tokens but the last"
+        hidden, captured = self._model.forward(mx.array([[row.last]]), [row.state], keep_steps=True)
+        captured.commit([row.state], [1])
+        if row.pending:
+            self._cycle.commit_history([row])
+        row.tail = hidden[:, 0]
+        mx.eval(row.state.arrays(), row.tail)
+        row.cuts = (*row.cuts, Cut(len(tokens), chunk=False))
+        self._keep(row, tokens)
+
+    def _next_cut(self, row: Row, body: int) -> int:
+        """Where the next chunk ends."""
+        start = row.state.length
+        ends = [(start // self._chunk + 1) * self._chunk, body]
+        if row.request.session:
+            ends += [stop for stop in row.request.session.stops if stop > start]
+        return min(ends)
+
     def _forward_chunk(self, row: Row, end: int) -> None:
         start = row.state.length
-        prompt = row.request.prompt
         hidden = self._forward(row, start, end, keep_steps=False)
         if row.drafts:
-            following = mx.array([list(prompt[start + 1 : end + 1])])
-            self._model.draft(following, hidden, [row.state], [row.state.head_length])
-            row.state.head_length += end - start
+            self._prime(row, hidden, start, end)
+        row.tail = hidden[:, -1]
         scored = self._score(row, hidden, start)
         self._evaluate(row, start, end, scored)
-        if not row.done:
-            self._read(row, scored)
+        if row.done:
+            return
+        self._read(row, scored)
+        row.cuts = (*row.cuts, Cut(end, chunk=True))
+        if row.request.session and not row.done and end in row.request.session.stops:
+            self._keep(row, row.request.prompt[:end])
+
+    def _prime(self, row: Row, hidden: mx.array, start: int, end: int) -> None:
+        """Give the head the pairs of a chunk's own tokens. The one with the token behind it waits for the next chunk,
+        so that what a boundary holds does not hang on what comes after it."""
+        first = start
+        if row.tail is not None:
+            hidden = mx.concatenate([row.tail[None], hidden], axis=1)
+        else:
+            first += 1  # nothing comes before the first token
+        if first == end:
+            return
+        tokens = mx.array([list(row.request.prompt[first:end])])
+        self._model.draft(tokens, hidden[:, :-1], [row.state], [row.state.head_length])
+        row.state.head_length += end - first
+
+    def _keep(self, row: Row, tokens: Sequence[int]) -> None:
+        assert row.request.session is not None
+        assert row.tail is not None
+        row.request.session.keep(tokens, Boundary(row.state.fork(), row.tail, row.cuts))
 
     def _score(self, row: Row, hidden: mx.array, start: int) -> list[Scored]:
         """Scores of the tokens behind the positions of a chunk, a slice of these each; none if nobody asks."""
@@ -97,7 +146,7 @@ class Prefill:
             row.report_prefill(start + (end - start) * index // len(parts))
             if row.done:
                 return
-        mx.eval(state.arrays())
+        mx.eval(state.arrays(), row.tail)
 
     def _read(self, row: Row, scored: Sequence[Scored]) -> None:
         for tokens, finite, *scores in scored:
@@ -129,10 +178,18 @@ class Prefill:
             return
         kept = emit(row, np.array(tokens)[0].tolist())
         row.statistics.emitted["prefill"] += len(kept)
-        if row.drafts:
-            row.pending = Pending(hidden[0], kept)
+        if row.drafts and kept:
+            row.pending = self._pending(row, hidden[0], kept)
         if read := read_scores(tokens, scores):
             row.scores += read[0][: len(kept)]
+
+    def _pending(self, row: Row, hidden: mx.array, first: list[int]) -> Pending:
+        """The pair of the prompt's last token, if one comes before it, and that of the token it yields."""
+        if row.tail is None:
+            return Pending(hidden, first)
+        pairs = Pending(mx.concatenate([row.tail, hidden]), [row.request.prompt[-1], *first])
+        row.tail = None
+        return pairs
 
     def _forward(self, row: Row, start: int, end: int, *, keep_steps: bool) -> mx.array:
         tokens = mx.array([list(row.request.prompt[start:end])])

@@ -15,6 +15,7 @@ from . import noise
 from .constraint import Constraint
 from .depth import DepthPolicy
 from .sampling import History
+from .session import Boundary, Cut, Session
 from .statistics import RowStatistics
 
 __all__ = ["Pending", "Request", "Row", "TokenScores", "validate"]
@@ -41,6 +42,8 @@ class Request:
             share of layers done counts as tokens. It may cancel the row.
         prompt_logprobs: None for none; N for the scores of the prompt's own tokens, each with the N most likely.
         only_prompt: emit nothing: the row ends behind its prompt, its reason "length".
+        session: where the row may go on from and leaves boundaries; not with `prompt_logprobs`, which need every
+            token forwarded.
     """
 
     prompt: Sequence[int]
@@ -52,6 +55,7 @@ class Request:
     on_prefill: Progress | None = None
     prompt_logprobs: int | None = None
     only_prompt: bool = False
+    session: Session | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,11 @@ class Row:
     Attributes:
         emitted, scores: tokens so far, and their scores if the request asks for them.
         prompt_scores: likewise of the prompt's tokens but the first, as far as it is forwarded.
-        drafts: whether its head's history is kept; a row fixed at depth 0 needs none.
+        drafts: whether its head's history is kept; a row fixed at depth 0 needs none, nor one of a single token,
+            unless others go on from it.
+        tail: during prefill, the trunk's hidden of the newest token in `state`, [1, H]; its pair is formed with the
+            token that comes next.
+        cuts: how the tokens in `state` were forwarded, as far as that was in prefill or before this row.
         draws: noise counters used up, for rows whose noise must never repeat.
         prefill_begin: clock time of its first prefill chunk.
         prefilled: prompt tokens forwarded so far.
@@ -107,6 +115,8 @@ class Row:
     scores: list[TokenScores] = field(default_factory=list)
     prompt_scores: list[TokenScores] = field(default_factory=list)
     pending: Pending | None = None
+    tail: mx.array | None = None
+    cuts: tuple[Cut, ...] = ()
     statistics: RowStatistics = field(default_factory=RowStatistics)
     finish_reason: FinishReason | None = None
     error: Exception | None = None
@@ -146,6 +156,12 @@ class Row:
         """Where this row's noise for the next cycle starts (see noise.py)."""
         return len(self.emitted) if self.coupled else self.draws
 
+    def go_on_from(self, boundary: Boundary) -> None:
+        """Begin behind a known prefix of the prompt, which is not forwarded again."""
+        self.statistics.restored_tokens = boundary.state.length
+        self.state, self.tail, self.cuts = boundary.state, boundary.hidden, boundary.cuts
+        self.report_prefill(boundary.state.length)
+
     def report_prefill(self, tokens: int) -> None:
         """Tell whoever asked that `tokens` tokens of the prompt are forwarded."""
         if tokens > self.prefilled:
@@ -159,7 +175,8 @@ class Row:
         acceptance = " ".join(f"{rate:.3f}" for rate in figures.acceptance_per_position) or "-"
         kinds = " ".join(f"{kind}={count}" for kind, count in figures.emitted.items() if count)
         return (
-            f"prompt_tokens={len(self.request.prompt)} emitted_tokens={len(self.emitted)} cycles={figures.cycles} "
+            f"prompt_tokens={len(self.request.prompt)} restored_tokens={self.statistics.restored_tokens} "
+            f"emitted_tokens={len(self.emitted)} cycles={figures.cycles} "
             f"tokens_per_cycle={figures.tokens_per_cycle:.2f} acceptance=[{acceptance}] {kinds} "
             f"rope_position_of_last={self.state.length} tokens_per_second={figures.tokens_per_second:.1f} "
             f"finish={self.finish_reason}"

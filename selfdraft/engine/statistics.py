@@ -14,6 +14,7 @@ class RowStatistics:
     """What happened to one row.
 
     Attributes:
+        restored_tokens: tokens of the prompt whose state was known and not forwarded.
         prefill_chunks: trunk forwards of the prompt, the lone last token included.
         cycles: cycles it took part in.
         trunk_forwards: trunk forwards it took part in, counted where they are made.
@@ -23,6 +24,7 @@ class RowStatistics:
         emitted: tokens by kind.
     """
 
+    restored_tokens: int = 0
     prefill_chunks: int = 0
     cycles: int = 0
     trunk_forwards: int = 0

@@ -11,15 +11,16 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, StrictUndefined
 
 from .page import HEADERS
+from .registry import DEFAULT
 
 __all__ = ["EXAMPLES", "add_docs"]
 
 EXAMPLES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"model": "default", "messages": [{"role": "user", "content": "Hello"}], "stream": True},
-    "/v1/completions": {"model": "default", "prompt": "Once upon a time", "max_tokens": 32},
-    "/v1/responses": {"model": "default", "input": "Hello"},
-    "/v1/messages": {"model": "default", "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]},
-    "/v1/messages/count_tokens": {"model": "default", "messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/chat/completions": {"model": DEFAULT, "messages": [{"role": "user", "content": "Hello"}], "stream": True},
+    "/v1/completions": {"model": DEFAULT, "prompt": "Once upon a time", "max_tokens": 32},
+    "/v1/responses": {"model": DEFAULT, "input": "Hello"},
+    "/v1/messages": {"model": DEFAULT, "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]},
+    "/v1/messages/count_tokens": {"model": DEFAULT, "messages": [{"role": "user", "content": "Hello"}]},
     "/tokenize": {"prompt": "Hello"},
     "/detokenize": {"tokens": [1, 2, 3]},
 }
@@ -31,6 +32,7 @@ _SUMMARIES = {
     "/v1/messages": "A chat, in the form of Anthropic's messages",
 }
 _NOTES = {
+    "model": f'a name of the model; "{DEFAULT}" always is one',
     "depth": 'tokens drafted a cycle: 0 is plain decoding, "auto" follows what is accepted',
     "timings_per_token": "figures of speed and acceptance with every piece of a stream",
     "ignore_eos": "go on behind the end token",
@@ -42,7 +44,7 @@ _NOTES = {
 }
 _REFUSALS = {
     "4XX": "400 not understood, or context_length_exceeded; 401 the API key; 403 Host or Origin; 404 no such path or "
-    "model; 405 method; 413 too large; 429 too many requests wait (Retry-After)",
+    "model; 405 method; 408 the body came too slowly; 413 too large; 429 too many requests wait (Retry-After)",
     "5XX": "500 the server failed; 503 the model is still being loaded (Retry-After); 507 no memory for it now",
 }
 _TEXT = {"type": "string"}
@@ -137,6 +139,8 @@ def _paths(schema: dict[str, Any], address: str) -> list[dict[str, Any]]:
         for method, operation in operations.items():
             body = operation.get("requestBody", {}).get("content", {}).get("application/json")
             url = address.rstrip("/") + path
+            for parameter in operation.get("parameters", ()):
+                url = url.replace(f"{{{parameter['name']}}}", parameter["schema"]["examples"][0])
             shown.append(
                 {
                     "method": method.upper(),

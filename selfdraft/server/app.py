@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Path, Request
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
@@ -16,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..errors import InvalidRequest, ModelNotFound, SelfdraftError
+from ..memory import used_memory
 from . import page
 from .api_docs import add_docs
 from .chat import Chats
@@ -26,11 +28,9 @@ from .dialects.failures import headers
 from .dialects.wire import WireModel, read
 from .endpoints import ChatEndpoint, CompletionEndpoint, Endpoint
 from .errors import HttpError
-from .jobs import ChatJob
-from .memory import used_memory
 from .metrics import Metrics
 from .openapi import described
-from .registry import Registry
+from .registry import DEFAULT, Registry
 from .security import Gate
 from .service import EngineService
 
@@ -39,12 +39,11 @@ __all__ = ["create_app"]
 log = logging.getLogger(__name__)
 
 
-class TokenizeRequest(WireModel):
-    """The body of POST /tokenize: a text, or messages rendered by the chat template."""
+class TokenizeRequest(openai_chat.ChatPrompt):
+    """The body of POST /tokenize: a text, or a chat, with all that may stand in one."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
 
 
@@ -115,9 +114,12 @@ def _endpoints(chats: Chats, completions: Completions) -> list[Endpoint]:
     ]
 
 
-def _error(path: str, error: BaseException) -> Response:
-    """An error in the form that the clients of a path read."""
-    dialect = anthropic_messages if path.startswith("/v1/messages") else openai_chat
+def _error(scope: Scope, error: BaseException) -> Response:
+    """An error in the form that the client of a request reads: Anthropic's say which version they speak."""
+    anthropic = scope["path"].startswith("/v1/messages") or (
+        scope["path"].startswith("/v1/models") and "anthropic-version" in Headers(scope=scope)
+    )
+    dialect = anthropic_messages if anthropic else openai_chat
     status, body = dialect.error_body(error)
     return JSONResponse(body, status, headers(error))
 
@@ -125,15 +127,19 @@ def _error(path: str, error: BaseException) -> Response:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(SelfdraftError)
     async def known(request: Request, error: SelfdraftError) -> Response:
-        return _error(request.url.path, error)
+        return _error(request.scope, error)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> Response:
         path = request.url.path
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "another method")
-            return _error(path, HttpError(f"{path} takes {allowed}", status=405, code="method_not_allowed"))
-        return _error(path, HttpError(f"there is nothing at {path[:200]}", status=error.status_code, code="not_found"))
+            wrong = HttpError(f"{path} takes {allowed}", status=405, code="method_not_allowed")
+        else:
+            wrong = HttpError(f"there is nothing at {path[:200]}", status=error.status_code, code="not_found")
+        response = _error(request.scope, wrong)
+        response.headers.update(error.headers or {})  # Allow
+        return response
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
@@ -192,10 +198,10 @@ def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> Non
         return {"object": "list", "data": listed, "first_id": names[0], "last_id": names[-1], "has_more": False}
 
     @app.get("/v1/models/{name:path}", summary="One of them")
-    async def model(name: str) -> dict[str, object]:
-        if name not in registry.names:
+    async def model(name: Annotated[str, Path(examples=[DEFAULT])]) -> dict[str, object]:
+        if name not in (*registry.names, DEFAULT):
             raise ModelNotFound(f"no model {name[:200]!r} here; there is {', '.join(registry.names)}")
-        return described(name)
+        return described(registry.resolve(name))
 
 
 def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats: Chats) -> None:
@@ -217,13 +223,16 @@ def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats:
     async def tokenize(request: Request) -> dict[str, object]:
         asked = read(TokenizeRequest, await request.body())
         registry.resolve(asked.model)
-        if (asked.prompt is None) == (asked.messages is None):
+        if (asked.prompt is None) == (not asked.messages):
             raise InvalidRequest("give either prompt or messages", param="prompt")
         llm = service.llm
-        if asked.messages is not None:
-            tokens = (await asyncio.to_thread(chats.prompt, ChatJob(messages=asked.messages))).tokens
+        if asked.messages:
+            tokens = (await asyncio.to_thread(chats.prompt, openai_chat.to_job(asked), answered=False)).tokens
         else:
-            tokens = await asyncio.to_thread(llm.tokenizer.encode, asked.prompt or "", special=asked.add_special_tokens)
+            tokens = await asyncio.to_thread(llm.tokenizer.encode, asked.prompt or "", special=True)
+            bos = llm.tokenizer.bos_id
+            if asked.add_special_tokens and bos is not None and tokens[:1] != [bos]:
+                tokens = [bos, *tokens]  # as a completion begins
         return {"tokens": tokens, "count": len(tokens), "max_model_len": llm.context_length}
 
     @app.post("/detokenize", summary="The text of tokens", **described(DetokenizeRequest))
@@ -234,6 +243,13 @@ def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats:
         if outside := [token for token in asked.tokens if not 0 <= token < llm.loaded.model.vocab_size]:
             raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary", param="tokens")
         return {"prompt": await asyncio.to_thread(llm.tokenizer.decode, asked.tokens, skip_special=False)}
+
+    @app.get("/tokenizer_info", summary="The tokens with a meaning and the chat template, as in the model's files")
+    async def tokenizer_info() -> dict[str, str | None]:
+        template = service.llm.template
+        if template is None:
+            return {"chat_template": None}
+        return {**template.tokens, "chat_template": template.source}
 
 
 class Catch:
@@ -259,7 +275,7 @@ class Catch:
             if begun:
                 raise
             log.exception("a request failed")
-            await _error(scope["path"], error)(scope, receive, send)
+            await _error(scope, error)(scope, receive, send)
 
 
 class Measure:

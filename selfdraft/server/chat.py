@@ -6,35 +6,29 @@ Rendering, tokenising and compiling grammars happen on a worker thread, decoding
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
 from ..errors import InvalidRequest
 from ..llm import LLM
+from ..prompts import Prompted
 from ..results import FinishReason, Piece
 from ..stream import Answer
-from ..text import Tokenizer
+from ..text import RowText
 from ..text.call_grammar import call_grammar
 from ..text.grammar import Grammar, Grammars
 from ..text.reply import ReplyParser, ToolFormat, begins_in_reasoning, detect_format, markers
-from ..text.reply.events import Reasoning, ReplyEvent, ToolEnd
+from ..text.reply.events import ReplyEvent, ToolEnd, merged
 from ..text.reply.formats import THINK, THINK_END
 from ..text.thinking import ThinkingBudget
 from .jobs import ChatJob, Choice, Finished, JobEvent, OutputFormat
 from .running import Answers
 from .service import EngineService
 
-__all__ = ["Chats", "Prompted", "output_grammar"]
-
-
-@dataclass(frozen=True)
-class Prompted:
-    """A rendered prompt: its tokens, and whether it opens the reasoning."""
-
-    tokens: list[int]
-    in_reasoning: bool
+__all__ = ["Chats", "output_grammar"]
 
 
 class Chats:
@@ -55,10 +49,13 @@ class Chats:
 
     async def count(self, job: ChatJob) -> int:
         """How many tokens the prompt of a job has."""
-        return len((await asyncio.to_thread(self.prompt, job)).tokens)
+        return len((await asyncio.to_thread(self.prompt, job, answered=False)).tokens)
 
-    def prompt(self, job: ChatJob) -> Prompted:
+    def prompt(self, job: ChatJob, *, answered: bool = True) -> Prompted:
         """Render and tokenise a job's messages.
+
+        Args:
+            answered: see `Prompts.chat`.
 
         Raises:
             InvalidRequest: no template, or one that refuses the messages.
@@ -66,48 +63,50 @@ class Chats:
         llm = self._service.llm
         if llm.template is None:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
-        text = llm.template.render(
+        return llm.prompts.chat(
             job.messages,
+            scope=job.scope,
+            answered=answered,
             tools=job.tools if job.tool_choice.mode != "none" else None,
             enable_thinking=job.enable_thinking,
             continue_final=job.continue_final,
             **job.template_variables,
         )
-        if job.continue_final:
-            begun = str(job.messages[-1].get("content") or "")
-            in_reasoning = begun.rfind(THINK) > begun.rfind(THINK_END)
-        else:
-            in_reasoning = begins_in_reasoning(text)
-        return Prompted(llm.tokenizer.encode(text, special=True), in_reasoning)
 
     def _prepare(self, job: ChatJob) -> tuple[Prompted, list[Answer], list[_ChatWriter]]:
         llm = self._service.llm
         prompted = self.prompt(job)
+        in_reasoning = _in_reasoning(job, prompted)
         tools = job.tools if job.tool_choice.mode != "none" else ()
         assert llm.template is not None
         format = detect_format(llm.template.source)
-        grammar = _bounded(llm, job, _grammar(llm, job, format, prompted.in_reasoning), prompted.in_reasoning)
-        parser = partial(ReplyParser, format, tools, in_reasoning=prompted.in_reasoning)
+        grammar = _bounded(llm, job, _grammar(llm, job, format, in_reasoning), in_reasoning)
         single = bool(tools) and not job.parallel_tool_calls
         answers, writers = [], []
         for choice in range(job.n):
+            parser = ReplyParser(format, tools, in_reasoning=in_reasoning)
+            writer = _ChatWriter(choice, parser, single=single)
             answer = llm.answer(
-                prompted.tokens,
+                prompted,
                 job.params,
                 choice=choice,
                 keep=markers(format if tools else None),
                 grammar=grammar,
-                ends=_behind_call(parser()) if single else None,
+                ends=writer.read if single else None,
                 timed=job.timed,
             )
+            writer.text = answer.text
             answers.append(answer)
-            writers.append(_ChatWriter(choice, answer, parser(), llm.tokenizer, single=single))
+            writers.append(writer)
         return prompted, answers, writers
 
 
-def _behind_call(parser: ReplyParser) -> Callable[[str], bool]:
-    """Says of the text of an answer, piece by piece, whether a call has ended."""
-    return lambda text: any(isinstance(event, ToolEnd) for event in parser.push(text))
+def _in_reasoning(job: ChatJob, prompted: Prompted) -> bool:
+    """Whether the answer begins inside the reasoning."""
+    if not job.continue_final:
+        return begins_in_reasoning(prompted.text or "")
+    begun = str(job.messages[-1].get("content") or "")
+    return begun.rfind(THINK) > begun.rfind(THINK_END)
 
 
 def _grammar(llm: LLM, job: ChatJob, format: ToolFormat | None, in_reasoning: bool) -> Grammar | None:
@@ -161,26 +160,44 @@ def output_grammar(grammars: Grammars, output: OutputFormat) -> Grammar:
 
 
 class _ChatWriter:
-    """Cuts one answer into reasoning, content and calls; if it may hold a single call, up to that one's end."""
+    """Cuts one answer into reasoning, content and calls; if it may hold a single call, up to that one's end.
 
-    def __init__(self, index: int, answer: Answer, parser: ReplyParser, tokenizer: Tokenizer, *, single: bool) -> None:
+    Attributes:
+        text: of the answer; set before the first piece.
+    """
+
+    text: RowText
+
+    def __init__(self, index: int, parser: ReplyParser, *, single: bool) -> None:
         self._index = index
-        self._answer = answer
         self._parser = parser
-        self._tokenizer = tokenizer
         self._single = single
-        self._reasoning: list[str] = []
         self._ended: list[ToolEnd] = []
+        self._read: deque[tuple[int, Sequence[ReplyEvent]]] = deque()  # length of a text, and what it says
+
+    def read(self, text: str) -> bool:
+        """Take the text that comes next. A row whose end depends on it calls this, as it decodes.
+
+        Returns:
+            Whether the answer is at its end.
+        """
+        self._read.append((len(text), self._wanted(self._parser.push(text))))
+        return self._single and bool(self._ended)
 
     def events(self, piece: Piece) -> Sequence[JobEvent]:
-        events = self._parser.push(piece.text)
+        if piece.text and not self._single:
+            self.read(piece.text)
+        events: list[ReplyEvent] = []
+        size = len(piece.text)
+        while size > 0:
+            length, said = self._read.popleft()
+            size -= length
+            events += said
         if piece.result is not None:
-            events = [*events, *self._parser.finish()]
-        events = self._wanted(events)
-        self._reasoning += [event.text for event in events if isinstance(event, Reasoning)]
+            events += self._wanted(self._parser.finish())
         written: list[JobEvent] = []
         if events or piece.logprobs:
-            written.append(Choice(self._index, events, piece.logprobs, piece.timings))
+            written.append(Choice(self._index, merged(events), piece.logprobs, piece.timings))
         return written if piece.result is None else [*written, self._finished(piece)]
 
     def _wanted(self, events: Sequence[ReplyEvent]) -> list[ReplyEvent]:
@@ -199,15 +216,26 @@ class _ChatWriter:
             return reason
         return "tool_calls" if all(end.complete for end in self._ended) else "length"
 
+    def _reasoned(self) -> int:
+        """How many tokens were reasoning: those that begin in it, between the markers.
+
+        A token across a border belongs to the side on which it begins. Reasoning that never ends reaches to the end of
+        the answer, a stop included.
+        """
+        offsets = self.text.offsets  # they only rise
+        return sum(
+            (len(offsets) if end is None else bisect_left(offsets, end)) - bisect_left(offsets, begin)
+            for begin, end in self._parser.thought
+        )
+
     def _finished(self, piece: Piece) -> Finished:
         result = piece.result
         assert result is not None
-        reasoning = "".join(self._reasoning)
         return Finished(
             index=self._index,
             reason=self._reason(result.finish_reason),
-            stop=self._answer.text.stop,
+            stop=self.text.stop,
             usage=result.usage,
-            reasoning_tokens=len(self._tokenizer.encode(reasoning, special=False)) if reasoning else 0,
+            reasoning_tokens=self._reasoned(),
             timings=result.timings,
         )

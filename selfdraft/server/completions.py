@@ -40,10 +40,10 @@ class Completions:
         answers: list[Answer] = []
         writers: list[_CompletionWriter] = []
         for prompt in job.prompts:
-            tokens = llm.tokens(prompt, raw=True)
+            prompted = llm.prompted(prompt, raw=True, scope=job.scope)
             for choice in range(job.n):
                 answer = llm.answer(
-                    tokens,
+                    prompted,
                     job.params,
                     choice=choice,
                     grammar=grammar,
@@ -62,7 +62,7 @@ class _CompletionWriter:
         self._answer = answer
         # Spelled out here, on the worker's thread: a prompt may be long.
         self._echo = "".join(answer.prompt_pieces) if echo else None
-        self._names = [tokenizer.token_text(id) for id in answer.request.prompt] if echo else []
+        self._names = [tokenizer.token_name(id) for id in answer.request.prompt] if echo else []
 
     def events(self, piece: Piece) -> Sequence[CompletionEvent]:
         written: list[CompletionEvent] = []

@@ -30,11 +30,11 @@ class ServerSettings(Settings):
     Attributes:
         host, port: where it listens.
         api_key: what callers must present; from the environment or a file, never from the command line.
-        api_key_file: a file that holds the key, readable by its owner alone.
+        api_key_file: a file that holds keys, one a line, readable by its owner alone.
         allowed_host: further names under which it may be called.
         cors_origin: origins whose web pages may call it.
         alias: other names of the model, NAME or NAME=MODEL.
-        strict_model: refuse names that are neither the model's nor an alias.
+        strict_model: refuse names that are neither the model's, nor an alias, nor "default".
         ctx_size: most tokens of prompt and answer together; None is the model's own limit.
         max_depth: most tokens drafted a cycle; 0 is plain decoding, None the model's own limit.
         rows: answers that run side by side.
@@ -96,8 +96,8 @@ class ServerSettings(Settings):
         Raises:
             InvalidRequest: reachable from elsewhere and without a key; a key file that others can read.
         """
-        key = self.key()
-        if not self.loopback and key is None:
+        keys = self.keys()
+        if not self.loopback and not keys:
             raise InvalidRequest(
                 f"--host {self.host} can be reached from other machines, so it needs an API key: set SELFDRAFT_API_KEY "
                 "or give --api-key-file FILE (made with a new key if it does not exist)",
@@ -105,12 +105,16 @@ class ServerSettings(Settings):
             )
         anywhere = self.host in ("0.0.0.0", "::", "")
         hosts = allowed_hosts((*self.allowed_host, *(() if anywhere else (self.host,))))
-        return Access(hosts, anywhere, frozenset(self.cors_origin), key, self.max_body * _MIB)
+        return Access(hosts, anywhere, frozenset(self.cors_origin), keys, self.max_body * _MIB)
 
     def key(self) -> str | None:
-        """The API key; a key file that does not exist is made, with a new key, for its owner alone."""
+        """The first of the API keys, for programs of this machine's user."""
+        return next(iter(self.keys()), None)
+
+    def keys(self) -> tuple[str, ...]:
+        """The API keys; a key file that does not exist is made, with a new key, for its owner alone."""
         if self.api_key_file is None:
-            return _checked_key(self.api_key.get_secret_value(), "SELFDRAFT_API_KEY") if self.api_key else None
+            return (_checked_key(self.api_key.get_secret_value(), "SELFDRAFT_API_KEY"),) if self.api_key else ()
         path = self.api_key_file.expanduser()
         try:
             if not path.exists():
@@ -119,10 +123,12 @@ class ServerSettings(Settings):
                     file.write(f"sd-{secrets.token_urlsafe(32)}\n")
             if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
                 raise InvalidRequest(f"{path} can be read by others: chmod 600 {path}", param="api_key_file")
-            key = path.read_text(encoding="utf-8").strip()
+            lines = path.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the key file {path} cannot be used: {error}", param="api_key_file") from error
-        return _checked_key(key, str(path))
+        return tuple(_checked_key(key, str(path)) for line in lines if (key := line.strip())) or (
+            _checked_key("", str(path)),
+        )
 
 
 def _checked_key(key: str, origin: str) -> str:

@@ -6,6 +6,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -43,7 +44,7 @@ class Endpoint(ABC):
         async def answer(request: Request) -> Response:
             asked: Any = read(self._request, await request.body())
             envelope = Envelope.new(registry.resolve(asked.model))
-            running = await self.start(asked)
+            running = await self.start(asked, request.state.owner)
             if asked.stream:
                 encoder = self.encoder(asked, envelope, running)
                 return EventStream(_blocks(encoder, running, keepalive), running.close)
@@ -56,8 +57,12 @@ class Endpoint(ABC):
         app.post(self.path, **described(self._request))(answer)
 
     @abstractmethod
-    async def start(self, asked: Any) -> Answers:
-        """Queue what is asked for."""
+    async def start(self, asked: Any, owner: str) -> Answers:
+        """Queue what is asked for.
+
+        Args:
+            owner: whose request it is; see `security.owner_of`.
+        """
 
     @abstractmethod
     def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
@@ -89,9 +94,9 @@ class ChatEndpoint(Endpoint):
         self._stream = stream
         self._chats = chats
 
-    async def start(self, asked: Any) -> Answers:
+    async def start(self, asked: Any, owner: str) -> Answers:
         job: ChatJob = self._dialect.to_job(asked)
-        return await self._chats.start(job)
+        return await self._chats.start(replace(job, scope=owner))
 
     def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
         return self._stream(asked, envelope, running.prompt_tokens)
@@ -108,8 +113,8 @@ class CompletionEndpoint(Endpoint):
         super().__init__(path, openai_completions.CompletionRequest)
         self._completions = completions
 
-    async def start(self, asked: Any) -> Answers:
-        return await self._completions.start(openai_completions.to_job(asked))
+    async def start(self, asked: Any, owner: str) -> Answers:
+        return await self._completions.start(replace(openai_completions.to_job(asked), scope=owner))
 
     def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
         return openai_completions.CompletionStream(asked, envelope)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..params import SamplingParams
+from ..prompts import LOCAL
 from ..results import Timings, TokenLogprob, Usage
 from ..text.reply.events import ReplyEvent
 
@@ -51,6 +52,7 @@ class ChatJob:
         template_variables: further template variables (reasoning_effort, ...).
         continue_final: the last message is an assistant's, and the answer goes on where it ends.
         timed: a Choice is to carry the figures so far.
+        scope: whose it is; see `Prompted`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -64,6 +66,7 @@ class ChatJob:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
     timed: bool = False
+    scope: str = LOCAL
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
-import psutil
-
 from ..engine import SCORED_TOGETHER, Request
+from ..memory import free_memory
 from ..models.loader import LoadedModel
 from .errors import OutOfMemoryBudget
 
-__all__ = ["MemoryBudget", "used_memory"]
+__all__ = ["MemoryBudget"]
 
 _SPARE = 0.9  # share of what is free that may be promised
 _GIB = 2**30
@@ -59,8 +57,11 @@ class MemoryBudget:
         """Whether rows that need this much together fit."""
         return needed <= self.total
 
-    def check(self, request: Request) -> int:
+    def check(self, request: Request, *, spare: int = 0) -> int:
         """Bytes a request needs.
+
+        Args:
+            spare: bytes in use that would be let go for it.
 
         Raises:
             OutOfMemoryBudget: more than there is: 413 if it never fits, 507 if it does not now.
@@ -75,28 +76,9 @@ class MemoryBudget:
                 f"{figures}, and rows may use {self.total / _GIB:.2f} GiB: shorten the prompt or lower max_tokens",
                 status=413,
             )
-        if not self._limited and need > (free := free_memory()):
+        if not self._limited and need > (free := free_memory() + spare):
             raise OutOfMemoryBudget(
                 f"{figures}, and {free / _GIB:.2f} GiB are free now: close other programs or try again later",
                 status=507,
             )
         return need
-
-
-def free_memory() -> int:
-    """Bytes the default device could still give."""
-    if mx.default_device() == mx.gpu:
-        info = mx.device_info()
-        most = info.get("max_recommended_working_set_size") or info.get("memory_size")
-        if most:
-            return max(int(most) - mx.get_active_memory(), 0)
-    return int(psutil.virtual_memory().available) + mx.get_cache_memory()
-
-
-def used_memory() -> dict[str, int]:
-    """Bytes by kind: of this process, of MLX's arrays, and of buffers that MLX keeps for its next arrays."""
-    return {
-        "resident": int(psutil.Process().memory_info().rss),
-        "arrays": mx.get_active_memory(),
-        "array_cache": mx.get_cache_memory(),
-    }

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ..results import Generation, Piece
 
 if TYPE_CHECKING:
+    from ..engine.statistics import RowStatistics
     from .service import Ticket
 
 __all__ = ["Metrics"]
@@ -17,6 +22,25 @@ __all__ = ["Metrics"]
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _STEPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _RATES = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 400)
+
+
+# Fields of the figures of caches that may fall; the others count up.
+_LEVELS = frozenset({"bytes", "entries", "records", "pending_bytes", "writing"})
+
+
+class _CacheFigures(Collector):
+    """Figures of caches as they are when asked."""
+
+    def __init__(self, caches: Callable[[], Mapping[str, object]]) -> None:
+        self._caches = caches
+
+    def collect(self) -> Iterator[Metric]:
+        for cache, figures in self._caches().items():
+            for name, value in vars(figures).items():
+                kind = GaugeMetricFamily if name in _LEVELS else CounterMetricFamily
+                yield kind(
+                    f"selfdraft_{cache}_{name}", f"{name.replace('_', ' ')} of warm prefixes", value=float(value)
+                )
 
 
 class Metrics:
@@ -44,7 +68,10 @@ class Metrics:
             registry=registry,
         )
         self.inter_token = Histogram(
-            "selfdraft_inter_token_seconds", "time between pieces, per token", buckets=_STEPS, registry=registry
+            "selfdraft_inter_token_seconds",
+            "time between tokens: those of a cycle share the time since the last one evenly",
+            buckets=_STEPS,
+            registry=registry,
         )
         self.rate = Histogram(
             "selfdraft_tokens_per_second", "decoding speed of finished answers", buckets=_RATES, registry=registry
@@ -57,11 +84,12 @@ class Metrics:
         self.accepted_per_position = Counter(
             "spec_decode_num_accepted_tokens_per_pos", "drafts kept, by position", ["position"], registry=registry
         )
-        self.session_hits = Counter(
-            "selfdraft_session_cache_hits", "prompts that began from banked state", registry=registry
-        )
         self._seconds = 0.0
         self._finished = 0
+
+    def watch(self, caches: Callable[[], Mapping[str, object]]) -> None:
+        """Tell, at every scrape, the figures of caches: dataclasses of numbers, by the name of the cache."""
+        self.registry.register(_CacheFigures(caches))
 
     def observe_piece(self, ticket: Ticket, received: Piece | Exception) -> None:
         """Count a piece that an answer yielded, or what ended it."""
@@ -72,15 +100,30 @@ class Metrics:
         if received.token_ids:
             self.completion_tokens.inc(len(received.token_ids))
             if ticket.last_piece is None:
-                ticket.first_piece = now
                 self.first_token.observe(now - ticket.submitted)
             else:
-                self.inter_token.observe((now - ticket.last_piece) / len(received.token_ids))
+                gap = (now - ticket.last_piece) / len(received.token_ids)
+                for _ in received.token_ids:
+                    self.inter_token.observe(gap)
             ticket.last_piece = now
         if received.result is not None:
             self._seconds += now - ticket.submitted
             self._finished += 1
             self._observe_result(received.result)
+
+    def observe_drafts(self, ticket: Ticket, statistics: RowStatistics) -> None:
+        """Count the drafts of an answer that were decided since the last call."""
+        tried = _new(statistics.tried, ticket.drafts_tried)
+        if not any(tried):
+            return
+        accepted = _new(statistics.accepted, ticket.drafts_accepted)
+        ticket.drafts_tried, ticket.drafts_accepted = list(statistics.tried), list(statistics.accepted)
+        self.drafts.inc(tried[0])
+        self.draft_tokens.inc(sum(tried))
+        self.accepted_tokens.inc(sum(accepted))
+        for position, count in enumerate(accepted):
+            if count:
+                self.accepted_per_position.labels(str(position)).inc(count)
 
     def mean_seconds(self) -> float:
         """Mean time an answer took; 1 before there was one."""
@@ -96,8 +139,8 @@ class Metrics:
         self.prompt_tokens.inc(result.usage.prompt_tokens)
         if timings.tokens_per_second:
             self.rate.observe(timings.tokens_per_second)
-        self.drafts.inc(timings.drafts_tried[0] if timings.drafts_tried else 0)
-        self.draft_tokens.inc(sum(timings.drafts_tried))
-        self.accepted_tokens.inc(sum(timings.drafts_accepted))
-        for position, count in enumerate(timings.drafts_accepted):
-            self.accepted_per_position.labels(str(position)).inc(count)
+
+
+def _new(counts: Sequence[int], before: Sequence[int]) -> list[int]:
+    """What came to counts by position, of which there may be more than before."""
+    return [now - then for now, then in zip_longest(counts, before, fillvalue=0)]

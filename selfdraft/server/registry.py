@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from ..errors import InvalidRequest, ModelNotFound
 
-__all__ = ["Registry"]
+__all__ = ["DEFAULT", "Registry"]
+
+DEFAULT = "default"
+"""The name that means the model whatever it is called, and however strictly names are taken."""
 
 
 class Registry:
@@ -41,11 +44,14 @@ class Registry:
     def resolve(self, name: str | None) -> str:
         """The name a response carries.
 
+        Args:
+            name: what a request asks for; `DEFAULT` or nothing is the model.
+
         Raises:
             ModelNotFound: it is none of the names, and names are taken strictly.
         """
         if name is None or name in self.names:
             return name or self.name
-        if self._lenient:
+        if self._lenient or name == DEFAULT:
             return self.name
         raise ModelNotFound(f"no model {name[:200]!r} here; there is {', '.join(self.names)}")

@@ -17,6 +17,7 @@ from ..errors import SelfdraftError
 from ..llm import LLM
 from .app import create_app
 from .config import ServerSettings
+from .connection import Connection
 from .metrics import Metrics
 from .registry import Registry
 from .service import EngineService
@@ -25,6 +26,7 @@ __all__ = ["Server", "bind"]
 
 _MIB = 2**20
 _FLUSH = 5  # seconds in which clients may read the end of what was written for them
+_SPARE_CONNECTIONS = 128  # beside those whose answers run or wait: idle ones, the chat page, /health
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -91,7 +93,8 @@ class Server:
             server_header=False,
             timeout_graceful_shutdown=int(min(settings.drain, _FLUSH)),
             timeout_keep_alive=30,
-            http="h11",  # the other parser, taken where it happens to be installed, has no limit on headers
+            http=Connection,
+            limit_concurrency=settings.rows + settings.queue + _SPARE_CONNECTIONS,
             ws="none",
             h11_max_incomplete_event_size=64 * 1024,
         )

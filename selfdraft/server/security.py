@@ -1,4 +1,4 @@
-"""Who may talk to the server: Host, Origin, API key, body size. ASGI; knows no endpoint but by its path.
+"""Who may talk to the server: Host, Origin, API key, size and pace of a body. ASGI; knows paths, but no endpoint.
 
 A server on loopback is reachable from every web page the user opens. So Host is always checked (DNS rebinding), Origin
 whenever a browser sends one, and no page of another origin is answered unless it was allowed by name.
@@ -6,6 +6,8 @@ whenever a browser sends one, and no page of another origin is answered unless i
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import hmac
 import ipaddress
 import re
@@ -18,9 +20,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import InvalidRequest
+from ..prompts import LOCAL
 from .errors import HttpError
 
-__all__ = ["Access", "Gate", "allowed_hosts", "host_name", "is_loopback"]
+__all__ = ["BODY_SECONDS", "Access", "Gate", "allowed_hosts", "host_name", "is_loopback", "owner_of"]
+
+BODY_SECONDS = 60.0  # from the headers of a request to the end of its body
 
 # What a browser needs before it can have a key, or shows without one (all read-only, nothing of the model or of the
 # settings in it), and what a supervisor asks.
@@ -38,25 +43,44 @@ class Access:
         hosts: names and addresses under which the server may be called, besides loopback's.
         any_address: any address (not: any name) may call it, for a server that listens on all of them.
         origins: other origins whose pages may call it ("https://app.example"), none by default.
-        key: what callers must present; None asks for none.
+        keys: what callers must present one of; none ask for none.
         max_body: most bytes of a request body.
     """
 
     hosts: frozenset[str]
     any_address: bool
     origins: frozenset[str]
-    key: str | None
+    keys: tuple[str, ...]
     max_body: int
+
+    def key_of(self, headers: Headers) -> str | None:
+        """The key a request came with, if it is one of ours. Takes as long whichever it is."""
+        found = None
+        for given in _given_keys(headers):
+            for key in self.keys:
+                if hmac.compare_digest(given.encode(), key.encode()):
+                    found = key
+        return found
+
+
+def owner_of(key: str | None) -> str:
+    """Whose requests those with a key are; without one, of whoever uses this machine. It says nothing of the key."""
+    return LOCAL if key is None else hashlib.sha256(b"selfdraft owner " + key.encode()).hexdigest()[:16]
+
+
+def _given_keys(headers: Headers) -> tuple[str, str]:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")
 
 
 class Gate:
     """ASGI middleware that turns away what `Access` does not allow.
 
     Args:
-        refuse: makes the response of a refusal, in the form that the path's clients read.
+        refuse: makes the response of a refusal of a request, in the form that its client reads.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, refuse: Callable[[str, HttpError], Response]) -> None:
+    def __init__(self, app: ASGIApp, access: Access, refuse: Callable[[Scope, HttpError], Response]) -> None:
         self._app = app
         self._access = access
         self._refuse = refuse
@@ -73,9 +97,11 @@ class Gate:
         allowed = origin if origin in self._access.origins else None
         if allowed:
             send = _with_cors(send, allowed)  # of refusals too: the page should be able to say why
-        refusal = self._refusal(scope, headers)
+        key = self._access.key_of(headers)
+        scope.setdefault("state", {})["owner"] = owner_of(key)
+        refusal = self._refusal(scope, headers, known=key is not None)
         if refusal is not None:
-            await self._refuse(scope["path"], refusal)(scope, receive, send)
+            await self._refuse(scope, refusal)(scope, receive, send)
             return
         if allowed and scope["method"] == "OPTIONS":
             await _preflight(allowed, headers)(scope, receive, send)
@@ -83,11 +109,10 @@ class Gate:
         body = _Body(receive, self._access.max_body)
         try:
             await self._app(scope, body, send)
-        except _TooLarge:
-            refusal = _too_large(self._access.max_body)
-            await self._refuse(scope["path"], refusal)(scope, receive, send)
+        except _Refused as refused:
+            await self._refuse(scope, refused.error)(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: Headers) -> HttpError | None:
+    def _refusal(self, scope: Scope, headers: Headers, *, known: bool) -> HttpError | None:
         if len(headers.getlist("host")) != 1 or (name := host_name(headers["host"])) is None:
             return HttpError("the Host header is missing or malformed", status=400, code="bad_host")
         if not self._known(name):
@@ -107,21 +132,14 @@ class Gate:
         if not length.isdecimal() or int(length) > self._access.max_body:
             return _too_large(self._access.max_body)
         preflight = scope["method"] == "OPTIONS" and origin in self._access.origins
-        if self._access.key is not None and not preflight and not _is_open(scope):
-            return self._key_refusal(headers)
+        if self._access.keys and not known and not preflight and not _is_open(scope):
+            what = "the API key is wrong" if any(_given_keys(headers)) else "an API key is needed"
+            return HttpError(
+                f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+                status=401,
+                code="invalid_api_key",
+            )
         return None
-
-    def _key_refusal(self, headers: Headers) -> HttpError | None:
-        assert self._access.key is not None
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
-        right = [hmac.compare_digest(each.encode(), self._access.key.encode()) for each in given]
-        if any(right):
-            return None
-        what = "the API key is wrong" if any(given) else "an API key is needed"
-        return HttpError(
-            f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`", status=401, code="invalid_api_key"
-        )
 
     def _known(self, name: str) -> bool:
         return is_loopback(name) or name in self._access.hosts or (self._access.any_address and _is_address(name))
@@ -169,8 +187,12 @@ def _is_open(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_PREFIX))
 
 
-class _TooLarge(Exception):
-    pass
+class _Refused(Exception):
+    """What is wrong with a body shows while it is being read."""
+
+    def __init__(self, error: HttpError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def _too_large(most: int) -> HttpError:
@@ -178,18 +200,26 @@ def _too_large(most: int) -> HttpError:
 
 
 class _Body:
-    """Counts a body whose length was not announced, or was announced wrongly."""
+    """Counts a body whose length was not announced, or was announced wrongly, and waits for its end only so long."""
 
     def __init__(self, receive: Receive, most: int) -> None:
         self._receive = receive
-        self._left = most
+        self._most = most
+        self._size = 0
+        self._deadline: float | None = asyncio.get_running_loop().time() + BODY_SECONDS
 
     async def __call__(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise _TooLarge
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError:
+            late = HttpError(f"the body took longer than {BODY_SECONDS:g} s", status=408, code="request_timeout")
+            raise _Refused(late) from None
+        if not message.get("more_body"):
+            self._deadline = None  # there is nothing left to hear but that the client is gone
+        self._size += len(message.get("body", b""))
+        if self._size > self._most:
+            raise _Refused(_too_large(self._most))
         return message
 
 

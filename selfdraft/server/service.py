@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from ..engine import leave_tidily
 from ..errors import InvalidRequest, SelfdraftError
+from ..keeping import DiskSessions
 from ..llm import LLM
 from ..results import Piece
 from ..stream import Answer
@@ -29,6 +30,9 @@ __all__ = ["EngineService", "Ticket"]
 log = logging.getLogger(__name__)
 
 Received = Piece | Exception
+
+_DISK_SECONDS = 3.0  # that the first request may wait for what is on disk; weights never seen before take longer
+_TIDY_SECONDS = 60.0  # between looks at what an idle server could let go
 
 _NO_MODEL = "there is no model to answer with; the server's log says why"
 
@@ -43,7 +47,8 @@ class Ticket:
         memory: bytes it is expected to need.
         received: where its pieces go, each with `index`; shared by the answers submitted together. A piece with a
             result, or an exception, is the last.
-        submitted, first_piece, last_piece: clock times.
+        submitted, last_piece: clock times.
+        drafts_tried, drafts_accepted: what the metrics have of them, by position.
     """
 
     answer: Answer
@@ -52,8 +57,9 @@ class Ticket:
     loop: asyncio.AbstractEventLoop
     received: asyncio.Queue[tuple[int, Received]]
     submitted: float = field(default_factory=time.perf_counter)
-    first_piece: float | None = None
     last_piece: float | None = None
+    drafts_tried: Sequence[int] = ()
+    drafts_accepted: Sequence[int] = ()
 
 
 class EngineService:
@@ -64,6 +70,9 @@ class EngineService:
         rows: most answers that run side by side.
         waiting: most answers that wait for a place.
         metrics: where counts go.
+
+    Attributes:
+        disk: warm prefixes on disk; None as long as there is no model.
     """
 
     def __init__(
@@ -82,7 +91,9 @@ class EngineService:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._llm: LLM | None = None
         self._budget: MemoryBudget | None = None
+        self.disk: DiskSessions | None = None
         self.metrics = metrics
+        metrics.watch(lambda: self.session_figures)
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -136,7 +147,7 @@ class EngineService:
             Loading: there is no model yet.
         """
         assert self._budget is not None, "answers are made from a loaded model"
-        needs = [self._budget.check(answer.request) for answer in answers]
+        needs = [self._budget.check(answer.request, spare=self._session_bytes) for answer in answers]
         with self._lock:
             self.check_room(len(answers))
             self._admitted += len(answers)
@@ -165,6 +176,8 @@ class EngineService:
         self.drain()
         self._mailbox.put(lambda: self._drop([*self._waiting, *self._running]))
         self._thread.join(10)  # a model that is still being loaded is not waited for any longer
+        if self.disk is not None:
+            self.disk.close()
 
     @property
     def ready(self) -> bool:
@@ -180,6 +193,19 @@ class EngineService:
     def stopping(self) -> bool:
         """Whether no more answers are taken."""
         return self._stopping
+
+    @property
+    def session_figures(self) -> dict[str, object]:
+        """Figures of the warm prefixes, in memory and on disk; read without waiting for the engine."""
+        memory = self._llm.sessions if self._llm else None
+        on_disk = self.disk.figures if self.disk else None
+        caches = {"session_cache": memory.figures if memory else None, "session_disk": on_disk}
+        return {name: figures for name, figures in caches.items() if figures is not None}
+
+    @property
+    def _session_bytes(self) -> int:
+        """Bytes of warm prefixes, which give way to rows."""
+        return self._llm.sessions.figures.bytes if self._llm and self._llm.sessions else 0
 
     @property
     def promised_memory(self) -> int:
@@ -204,6 +230,8 @@ class EngineService:
             self._budget = MemoryBudget(llm.loaded, self._memory_limit)
             reply = self._budget.reply_tokens()
             llm.defaults["max_tokens"] = min(llm.defaults.get("max_tokens", reply), reply)
+            self.disk = DiskSessions(llm, busy=lambda: self.busy)
+            self.disk.ready(_DISK_SECONDS)
             self._llm = llm  # from here on requests come in
             while self._turn(llm):
                 pass
@@ -226,13 +254,21 @@ class EngineService:
 
     def _obey(self, *, wait: bool) -> None:
         if wait and not self._stopping:
-            self._mailbox.get()()
+            self._await_command()()
         while True:
             try:
                 command = self._mailbox.get_nowait()
             except queue.Empty:
                 return
             command()
+
+    def _await_command(self) -> Callable[[], object]:
+        """Sleep until there is something to do; now and then let go what nobody used for long."""
+        while True:
+            try:
+                return self._mailbox.get(timeout=_TIDY_SECONDS)
+            except queue.Empty:
+                self._make_room(0)
 
     def _admit(self) -> None:
         assert self._budget is not None
@@ -241,6 +277,7 @@ class EngineService:
             if self._running and not self._budget.fits(used + self._waiting[0].memory):
                 return  # it fits alone, as `submit` checked; wait for others to end
             ticket = self._waiting.popleft()
+            self._make_room(used + ticket.memory)
             self.metrics.queue_seconds.observe(time.perf_counter() - ticket.submitted)
             self._running.append(ticket)
             try:
@@ -250,7 +287,10 @@ class EngineService:
 
     def _hand_out(self) -> None:
         ready: list[tuple[Ticket, Received]] = []
+        ended: list[Ticket] = []
         for ticket in list(self._running):
+            if (row := ticket.answer.row) is not None:
+                self.metrics.observe_drafts(ticket, row.statistics)
             try:
                 while (piece := ticket.answer.take()) is not None:
                     ready.append((ticket, piece))
@@ -260,7 +300,24 @@ class EngineService:
             else:
                 if ticket.answer.over:
                     self._leave(ticket)
+                    ended.append(ticket)
         self._deliver(ready)
+        self._settle(ended)
+
+    def _settle(self, ended: Sequence[Ticket]) -> None:
+        """Keep what ended answers leave for the next turn, once their readers have them."""
+        for ticket in ended:
+            try:
+                ticket.answer.settle()
+            except Exception:
+                log.exception("the state behind an answer could not be kept; the next turn forwards its prompt again")
+
+    def _make_room(self, rows: int) -> None:
+        """Let warm prefixes go where rows need their memory."""
+        assert self._llm is not None
+        assert self._budget is not None
+        if sessions := self._llm.sessions:
+            sessions.shrink(max(0, min(sessions.limit, self._budget.total - rows)))
 
     def _failed(self, ticket: Ticket, error: Exception) -> Exception:
         """Take out an answer that failed, for whatever reason: the others go on."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from ..errors import InvalidRequest
 
-__all__ = ["prepare_messages", "prepare_tools"]
+__all__ = ["call_arguments", "place_instructions", "prepare_messages", "prepare_tools"]
 
 
 def prepare_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -17,8 +18,7 @@ def prepare_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     - role `developer` becomes `system`, the name every template knows;
     - content that is a list of text parts becomes their concatenation, for templates that print content as it
       is; a list with any other part is left to the template;
-    - a tool call's `arguments` given as a JSON string (OpenAI's wire form) become the object, which templates
-      iterate.
+    - a tool call's `arguments` become an object: see `call_arguments`.
 
     Raises:
         InvalidRequest: anything else than a non-empty list of such messages; it names the index and the
@@ -31,6 +31,24 @@ def prepare_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, An
     return [_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
 
 
+def place_instructions(messages: Sequence[Mapping[str, Any]], *, late: bool) -> list[Mapping[str, Any]]:
+    """System messages where a template can render them: those at the start as one; later ones at their place, so that
+    what comes before them stays as it was and need not be read again.
+
+    Args:
+        late: whether the template takes them anywhere; else later ones become the user's.
+    """
+    first = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    rest = [
+        {**message, "role": "user"} if message["role"] == "system" and not late else message
+        for message in messages[first:]
+    ]
+    texts = [message.get("content") for message in messages[:first]]
+    if first < 2 or not all(isinstance(text, str) for text in texts):
+        return [*messages[:first], *rest]
+    return [{"role": "system", "content": "\n\n".join(filter(None, map(str, texts)))}, *rest]
+
+
 def prepare_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Tools as a list of objects, or None when there are none (templates differ on empty lists)."""
     if not tools:
@@ -41,6 +59,32 @@ def prepare_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, A
         if not isinstance(tool, dict):
             raise _bad(f"tools[{n}]", "an object", tool)
     return list(tools)
+
+
+def call_arguments(given: object, where: str) -> dict[str, Any]:
+    """The arguments of a past call as an object, which is what templates iterate.
+
+    Clients send back what a model wrote, as a JSON string, or the conversation could never go on. So of a string that
+    breaks off, what came is kept; and what is no object becomes an argument of the name "arguments".
+
+    Args:
+        given: what came.
+        where: the field's path, for messages.
+
+    Raises:
+        InvalidRequest: neither an object nor a string.
+    """
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return {}
+    if isinstance(given, dict):
+        return given
+    if not isinstance(given, str):
+        raise _bad(where, "an object or a JSON string of one", given)
+    try:
+        value = from_json(given, allow_partial=True, allow_inf_nan=False)
+    except ValueError:
+        value = given
+    return value if isinstance(value, dict) else {"arguments": value}
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
@@ -91,29 +135,13 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
         where += ".function"
     else:
         raise _bad(f"{where}.function", "an object", function)
-    arguments = holder.get("arguments")
-    if isinstance(arguments, str):
-        holder["arguments"] = _arguments(arguments, f"{where}.arguments")
-    elif arguments is not None and not isinstance(arguments, dict):
-        raise _bad(f"{where}.arguments", "an object or a JSON string of one", arguments)
+    if "arguments" in holder:
+        holder["arguments"] = call_arguments(holder["arguments"], f"{where}.arguments")
     return copy
 
 
-def _arguments(text: str, where: str) -> dict[str, Any]:
-    if not text.strip():  # how some clients write "no arguments"
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{where} is not JSON ({error}): {_short(text)}", param="messages") from error
-    if not isinstance(value, dict):
-        raise _bad(where, "a JSON object", text)
-    return value
-
-
 def _bad(where: str, wanted: str, value: object) -> InvalidRequest:
-    param = "tools" if where.startswith("tools") else "messages"
-    return InvalidRequest(f"{where} must be {wanted}, not {_short(value)}", param=param)
+    return InvalidRequest(f"{where} must be {wanted}, not {_short(value)}", param=where.split("[")[0])
 
 
 def _short(value: object) -> str:

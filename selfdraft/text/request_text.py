@@ -23,7 +23,8 @@ class RowText:
         min_tokens: the first min_tokens ids cannot complete a stop string (they may begin one), just as none
             of them can be an EOS.
         keep: tokens to show although they are special, such as the markers a `ReplyParser` looks for.
-        ends: told each piece of text as it becomes visible; where it says so, the row ends with that token.
+        ends: told each piece of text as it becomes visible, to the last; where it says so, the row ends with that
+            token.
 
     Attributes:
         offsets: where each id begins in the text, in characters; inside a character, where that begins.
@@ -91,12 +92,16 @@ class RowText:
         """The row is over: let go of what was held back. Returns all text not taken yet."""
         if self.stop is None:
             self._show(self._stream.finish(), armed=len(self.offsets) > self._min_tokens)
-            self._shown.append(self._matcher.finish())
+            self._append(self._matcher.finish())
         return self.take()
 
     def _show(self, text: str, *, armed: bool) -> bool:
         visible, stopped = self._matcher.push(text, armed=armed)
+        self._append(visible)
+        return stopped or (self._ended and armed)
+
+    def _append(self, visible: str) -> None:
         if visible:
             self._shown.append(visible)
-            self._ended = self._ended or (self._ends is not None and self._ends(visible))
-        return stopped or (self._ended and armed)
+            if self._ends is not None:
+                self._ended = self._ends(visible) or self._ended

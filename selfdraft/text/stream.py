@@ -14,7 +14,7 @@ import tokenizers
 
 from ..errors import InvalidRequest
 
-__all__ = ["StopMatcher", "TokenStream"]
+__all__ = ["StopMatcher", "TokenStream", "bytes_of"]
 
 
 class TokenStream:
@@ -41,6 +41,13 @@ class TokenStream:
     def finish(self) -> str:
         """What is still held back: an incomplete character comes out as U+FFFD, as in a whole decode."""
         return self._pieces.finish()
+
+
+def bytes_of(token: str, decoder: Any) -> bytes:
+    """The bytes of a token, as a decoder reads it: they may be no whole characters."""
+    if _is_byte_level(decoder):
+        return _ByteLevel.read(token)
+    return bytes.fromhex(token[3:5]) if _is_byte(token) else token.encode()
 
 
 class _Pieces(Protocol):
@@ -76,13 +83,14 @@ class _ByteLevel:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, tokens: list[str]) -> str:
-        return self._utf8.decode(b"".join(map(self._bytes, tokens)))
+        return self._utf8.decode(b"".join(map(self.read, tokens)))
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
 
     @staticmethod
-    def _bytes(token: str) -> bytes:
+    def read(token: str) -> bytes:
+        """The bytes of a token."""
         try:
             return bytes([_BYTES[char] for char in token])
         except KeyError:  # an added token, written plainly (with a space, say): the library takes it as it is

@@ -14,6 +14,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence, Sized
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,10 @@ import jinja2.sandbox
 import jinja2.utils
 from jinja2.exceptions import SecurityError
 
-from ..errors import CheckpointError, InvalidRequest
+from ..errors import CheckpointError, InvalidRequest, SelfdraftError
 from ._deadline import DeadlineExceeded, deadline
 from ._files import read_json, read_text, token_content
-from .messages import prepare_messages, prepare_tools
+from .messages import place_instructions, prepare_messages, prepare_tools
 
 __all__ = ["TEMPLATE_VARIABLES", "ChatTemplate"]
 
@@ -66,6 +67,7 @@ class ChatTemplate:
 
     Attributes:
         source: the Jinja text.
+        tokens: special tokens it may print.
         variables: names the template reads from outside ("enable_thinking" in it: the template knows
             thinking).
 
@@ -80,7 +82,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_Namespace)
         self.source = source
-        self._tokens = dict(tokens or {})
+        self.tokens = dict(tokens or {})
         self._origin = origin
         try:
             self._template = environment.from_string(source)
@@ -144,10 +146,10 @@ class ChatTemplate:
                     f"template variable {name!r} is not one of {', '.join(sorted(TEMPLATE_VARIABLES))}",
                     param="chat_template_kwargs",
                 )
-        prepared = prepare_messages(messages)
+        prepared = self._placed(prepare_messages(messages))
         end = _mark_end(prepared) if continue_final else None
         context: dict[str, Any] = {
-            **self._tokens,
+            **self.tokens,
             **variables,
             "messages": prepared,
             "tools": prepare_tools(tools),
@@ -163,6 +165,21 @@ class ChatTemplate:
                 "the chat template cannot continue the last message of this conversation", param="messages"
             )
         return text[: text.index(end)]
+
+    def _placed(self, messages: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+        late = any(message["role"] == "system" for message in messages[1:]) and self.takes_late_instructions
+        return place_instructions(messages, late=late)
+
+    @cached_property
+    def takes_late_instructions(self) -> bool:
+        """Whether it renders a system message that is not the first."""
+        mark = "late instructions"
+        roles = ("user", "assistant", "system", "user")
+        messages = [{"role": role, "content": mark if role == "system" else "-"} for role in roles]
+        try:
+            return mark in self._rendered({**self.tokens, "messages": messages, "tools": None})
+        except SelfdraftError:
+            return False
 
     def _rendered(self, context: Mapping[str, Any]) -> str:
         try:
@@ -194,7 +211,7 @@ class ChatTemplate:
             ) from error
 
 
-def _mark_end(messages: list[dict[str, Any]]) -> str:
+def _mark_end(messages: list[Mapping[str, Any]]) -> str:
     """Put a mark behind the text of the last message, where the prompt will be cut."""
     last = messages[-1]
     if last.get("role") != "assistant" or not isinstance(last.get("content"), str) or last.get("tool_calls"):

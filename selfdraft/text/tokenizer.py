@@ -12,7 +12,7 @@ import tokenizers
 
 from ..errors import CheckpointError, InvalidRequest
 from ._files import read_json, read_text, token_content
-from .stream import TokenStream
+from .stream import TokenStream, bytes_of
 
 __all__ = ["Tokenizer"]
 
@@ -26,6 +26,8 @@ class Tokenizer:
         bos_id: the id a raw prompt must begin with, or None. `encode` never adds it: a rendered template
             already writes it where it belongs, so only a caller that encodes a bare prompt prepends it.
         special_ids: ids `decode` skips: the tokens flagged special, and eos_ids.
+        added: texts of the tokens that are cut out of a text before all else; what stands before one is tokenised
+            whatever follows it.
     """
 
     def __init__(
@@ -40,8 +42,12 @@ class Tokenizer:
         added = library.get_added_tokens_decoder()
         self._flagged: frozenset[int] = frozenset(int(id) for id, token in added.items() if token.special)
         self.special_ids: frozenset[int] = self._flagged | self.eos_ids
+        self.added: tuple[str, ...] = tuple(
+            token.content for token in added.values() if not (token.lstrip or token.rstrip or token.single_word)
+        )
         self._anchor: int | None = library.token_to_id("a")
         self._texts: dict[int, str] = {}  # of `token_text`, at most the vocabulary
+        self._partial: dict[int, bytes] = {}  # of `token_bytes`, where the text does not tell
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
@@ -104,12 +110,30 @@ class Tokenizer:
         return text
 
     def token_text(self, id: int) -> str:
-        """The text one token adds in the middle of an answer, for logprobs. Special tokens show, part of a
-        character gives U+FFFD, an id outside the vocabulary nothing."""
+        """The text one token adds in the middle of an answer. Special tokens show, part of a character gives U+FFFD,
+        an id outside the vocabulary nothing."""
         text = self._texts.get(id)
         if text is None:
             text = self._texts[id] = self._token_text(id)
         return text
+
+    def token_bytes(self, id: int) -> bytes:
+        """What is behind `token_text`: of part of a character, the bytes it is."""
+        text = self.token_text(id)
+        if "\ufffd" not in text:
+            return text.encode()
+        raw = self._partial.get(id)
+        if raw is None:
+            raw = self._partial[id] = bytes_of(self._library.id_to_token(id) or "", self._library.decoder)
+        return raw
+
+    def token_name(self, id: int) -> str:
+        """The text of a token, for logprobs; part of a character as OpenAI writes it: bytes:\\xe2\\x80."""
+        raw = self.token_bytes(id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text that each id completes; joined, the text of all with special tokens shown."""

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import selfdraft
 from selfdraft.cli.app import app, main
-from selfdraft.cli.flags import EngineFlags
+from selfdraft.cli.flags import SessionFlags
 from selfdraft.cli.sampling_flags import SamplingFlags
 from selfdraft.params import SamplingParams
 from selfdraft.settings import Settings
@@ -49,14 +49,14 @@ def test_every_sampling_parameter_has_a_flag(field: str) -> None:
 
 @pytest.mark.parametrize("field", sorted(Settings.model_fields))
 def test_every_setting_has_a_flag(field: str) -> None:
-    for command in ("run", "chat"):
+    for command in ("chat", "serve") if "session" in field else ("run", "chat", "serve"):
         assert "--" + field.replace("_", "-") in help_of(command)
 
 
 def test_flags_carry_the_names_of_what_they_set() -> None:
     sampling = {field.name for field in dataclasses.fields(SamplingFlags)}
     assert sampling == {field.name for field in dataclasses.fields(SamplingParams)} - {"logprobs"}
-    assert {field.name for field in dataclasses.fields(EngineFlags)} == {"model", *Settings.model_fields}
+    assert {field.name for field in dataclasses.fields(SessionFlags)} == {"model", *Settings.model_fields}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

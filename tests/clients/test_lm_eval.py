@@ -13,8 +13,20 @@ from .conftest import Client, openai_client
 
 
 @pytest.fixture(scope="module")
-def found(reference: Running, outside: Client) -> dict[str, Any]:
+def runs(reference: Running, outside: Client) -> dict[str, Any]:
     return outside("scripts/with_lm_eval.py", reference.url, str(find_model("reference")))
+
+
+@pytest.fixture(scope="module")
+def found(runs: dict[str, Any]) -> dict[str, Any]:
+    here: dict[str, Any] = runs["here"]
+    return here
+
+
+def test_the_server_can_tokenize_for_it(runs: dict[str, Any], reference: Running) -> None:
+    """With `tokenizer_backend=remote` no tokenizer is needed where lm-eval runs, and nothing else changes."""
+    assert runs["remote"] == runs["here"]
+    assert runs["remote_eos"] == reference.service.llm.tokenizer.token_id("<|im_end|>")
 
 
 def test_it_runs_to_a_score(found: dict[str, Any]) -> None:

@@ -2,8 +2,8 @@
 
 Two-sample chi-square over joints of consecutive tokens, at least 20,000 tokens a side and setting, depths 1 to 5 mixed
 in every batch, half of the rows by each rejection rule. All rows share one prompt and first token, so that each
-is an independent sample of the same law. The trunk has no attention layer, which keeps this in seconds; keys and values
-under acceptance are guarded by test_parity.
+is an independent sample of the same law. Neither trunk nor head has an attention layer, which keeps this in seconds;
+keys and values under acceptance are guarded by test_parity and, for the head, by test_head_history.
 
 "Unseeded" streams come from a counter, so a run is deterministic: no false alarms while the noise and the model stay as
 they are. Should they change, each of the 15 p-values of a setting falls below 1e-4 with odds of 1 in 10,000: one false
@@ -29,7 +29,7 @@ from tests.support.rows import finish, fork_rows, params
 PROMPT, FIRST = [1, 2], 3
 TOKENS = 6  # of a row, the shared first one left out: the shortest that lets depth 5 run
 ROWS = 3360
-BATCH = 240
+BATCH = 560
 DEPTHS = [1, 2, 3, 4, 5]
 SIGNIFICANCE = 1e-4
 

@@ -90,7 +90,7 @@ def test_each_row_leaves_one_line(model: Any, caplog: pytest.LogCaptureFixture) 
         line = record.getMessage()
         kinds = {kind: int(count) for kind, count in re.findall(r"(prefill|draft|correction|bonus|plain)=(\d+)", line)}
         assert kinds == {kind: count for kind, count in row.statistics.emitted.items() if count}
-        assert f"prompt_tokens=3 emitted_tokens={TOKENS} cycles={row.statistics.cycles} " in line
+        assert f"prompt_tokens=3 restored_tokens=0 emitted_tokens={TOKENS} cycles={row.statistics.cycles} " in line
         # The rope position of the newest token is counted in tokens; cycles would fall behind.
         assert f"rope_position_of_last={3 + TOKENS - 1} " in line
         assert "finish=length" in line

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,14 +26,15 @@ STANDARD_ERRORS = 4
 CLEAR_MARGIN = 0.005
 
 
-def measured(mode: str, folder: Path) -> list[dict[str, Any]]:
-    """Our continuations of the prompts; see tests/support/measure_acceptance.py."""
-    output = folder / "continuations.json"
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Our continuations of the prompts, greedy and sampled; see tests/support/measure_acceptance.py."""
+    output = tmp_path_factory.mktemp("acceptance") / "continuations.json"
     environment = {**os.environ, "SELFDRAFT_BLAS": "auto", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.support.measure_acceptance", mode, str(output)]
+    command = [sys.executable, "-m", "tests.support.measure_acceptance", str(output)]
     done = subprocess.run(command, cwd=FIXTURES.parents[1], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(output.read_text())
+    found: dict[str, list[dict[str, Any]]] = json.loads(output.read_text())
     return found
 
 
@@ -62,9 +62,9 @@ def test_prompts_are_rendered_and_encoded_as_by_transformers() -> None:
         assert (record["id"], tokenizer.encode(text, special=True)) == (prompt.id, prompt.tokens)
 
 
-def test_greedy_acceptance_is_that_of_the_reference(tmp_path: Path) -> None:
+def test_greedy_acceptance_is_that_of_the_reference(measured: dict[str, list[dict[str, Any]]]) -> None:
     """At depth 4, in float32. Text and counts are the reference's own, prompt by prompt, where it decides clearly."""
-    runs = measured("greedy", tmp_path)
+    runs = measured["greedy"]
     by_id = {prompt["id"]: prompt["greedy"] for prompt in acceptance_fixture()["prompts"]}
     expected = [by_id[run["id"]] for run in runs]
     assert len(runs) in (90, 30)  # without OpenBLAS every third prompt
@@ -80,13 +80,13 @@ def test_greedy_acceptance_is_that_of_the_reference(tmp_path: Path) -> None:
     assert clear > 0.75 * len(runs)
 
 
-def test_sampled_acceptance_is_that_of_the_reference(tmp_path: Path) -> None:
+def test_sampled_acceptance_is_that_of_the_reference(measured: dict[str, list[dict[str, Any]]]) -> None:
     """Token-wise rejection at T 0.6, top-p 0.95, top-k 20: at most 4 standard errors apart, both sides' errors counted.
 
     Kinds of prompts differ widely, so they are compared one by one and then together, weighted as we tried them. The
     noise is fixed: the test does not fail at random. With other noise it would, by chance, once in a thousand times.
     """
-    runs = measured("sampled", tmp_path)
+    runs = measured["sampled"]
     assert len(runs) == sum({"chat": 2, "prose": 3, "code": 2}[prompt.kind] for prompt in prompts())
     reference = acceptance_fixture()["sampled"]["totals"]
     assert totals(runs, "tried")[0] >= 2000

@@ -8,7 +8,7 @@ size, V the vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -292,31 +292,83 @@ def prefill(model: ReferenceModel, ids: Sequence[int]) -> Prefill:
     return Prefill(list(ids), state, model.trunk(ids, state))
 
 
-def draft_from(
-    model: ReferenceModel,
-    hidden: Tensor,
-    head_state: AttentionState,
-    depth: int,
-    sampling: Sampling,
-    draw: Callable[[Tensor], int],
-) -> tuple[list[int], list[Tensor], list[Tensor]]:
-    """Drafts from the head's output at the newest true pair, then from its own outputs.
+@dataclass
+class Drafts:
+    """What the head proposed in a cycle: tokens, and the logits and distributions [V] they were drawn from."""
 
-    Returns:
-        Drafts, their logits and their distributions; the head's state is as it was.
-    """
+    tokens: list[int]
+    logits: list[Tensor]
+    probabilities: list[Tensor]
+
+
+class Noise:
+    """The random numbers of one continuation, in the order they are asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def token(self, probabilities: Tensor) -> int:
+        """A token drawn with probabilities [V], which need not sum to 1."""
+        return int(torch.multinomial(probabilities, 1, generator=self.generator))
+
+    def uniform(self) -> float:
+        """A number in [0, 1)."""
+        return float(torch.rand((), generator=self.generator))
+
+
+def draft_from(
+    model: ReferenceModel, hidden: Tensor, head_state: AttentionState, depth: int, sampling: Sampling, noise: Noise
+) -> Drafts:
+    """Drafts from the head's output at the newest true pair, then from its own outputs; its state stays as it was."""
     true_entries = head_state.keys.shape[0]
-    drafts: list[int] = []
-    logits: list[Tensor] = []
-    probabilities: list[Tensor] = []
+    drafts = Drafts([], [], [])
     for position in range(depth):
         if position:
-            hidden = model.head([drafts[-1]], hidden, head_state)
-        logits.append(model.logits(hidden)[0])
-        probabilities.append(sampling.distribution(logits[-1]))
-        drafts.append(draw(probabilities[-1]))
+            hidden = model.head(drafts.tokens[-1:], hidden, head_state)
+        drafts.logits.append(model.logits(hidden)[0])
+        drafts.probabilities.append(sampling.distribution(drafts.logits[-1]))
+        drafts.tokens.append(noise.token(drafts.probabilities[-1]))
     head_state.truncate(true_entries)
-    return drafts, logits, probabilities
+    return drafts
+
+
+def accept(
+    run: Continuation, drafts: Drafts, logits: Tensor, target: Tensor, stop: Collection[int], noise: Noise
+) -> int:
+    """Compares drafts with the trunk, one by one, until one is rejected or ends the text; `run` counts them.
+
+    Args:
+        logits, target: the trunk's logits and distributions at the drafts and behind them, [depth + 1, V].
+
+    Returns:
+        How many drafts stay.
+    """
+    kept = 0
+    for position, draft in enumerate(drafts.tokens):
+        run.tried[position] += 1
+        run.trunk_margin = min(run.trunk_margin, margin(logits[position]))
+        run.head_margin = min(run.head_margin, margin(drafts.logits[position]))
+        ratio = float(target[position, draft] / drafts.probabilities[position][draft])
+        if noise.uniform() >= ratio:
+            break
+        run.accepted[position] += 1
+        kept += 1
+        if draft in stop:
+            run.accepted_end = True  # the drafts after it would never be emitted
+            break
+    else:
+        run.trunk_margin = min(run.trunk_margin, margin(logits[kept]))
+    run.accepted_by_cycle.append(kept)
+    return kept
+
+
+def law_behind(drafts: Drafts, kept: int, target: Tensor) -> Tensor:
+    """The law of the token behind the kept drafts: what a rejection leaves of the trunk's, or all of it."""
+    if kept < len(drafts.tokens):
+        residual = (target[kept] - drafts.probabilities[kept]).clamp(min=0)
+        if float(residual.sum()) > 0:
+            return residual
+    return target[kept]
 
 
 def generate(
@@ -333,64 +385,31 @@ def generate(
     Cycles run while fewer than `max_tokens` tokens are out and no end token is; the last cycle has the full
     depth too and counts in full, even where it goes past `max_tokens`.
     """
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(probabilities: Tensor) -> int:
-        return int(torch.multinomial(probabilities, 1, generator=generator))
-
+    noise = Noise(seed)
     state, head_state = prompt.state.copy(), model.new_attention_state()
     first_logits = model.logits(prompt.hiddens[-1])
-    last = draw(sampling.distribution(first_logits))
-    tokens, tried, accepted, accepted_by_cycle = [last], [0] * depth, [0] * depth, []
-    trunk_margin, head_margin, accepted_end = margin(first_logits), float("inf"), False
+    last = noise.token(sampling.distribution(first_logits))
+    run = Continuation([last], [0] * depth, [0] * depth, [], False, margin(first_logits), float("inf"))
     # The true pairs (trunk hidden, token after it) that the head has not seen yet.
     pair_tokens, pair_hiddens = [*prompt.ids[1:], last], prompt.hiddens
 
-    while len(tokens) < max_tokens and last not in stop:
+    while len(run.tokens) < max_tokens and last not in stop:
         hidden = model.head(pair_tokens, pair_hiddens, head_state)[-1:]
-        drafts, draft_logits, draft_probabilities = draft_from(model, hidden, head_state, depth, sampling, draw)
+        drafts = draft_from(model, hidden, head_state, depth, sampling, noise)
 
-        # Verify.
-        hiddens = model.trunk([last, *drafts], state, keep_steps=True)
+        hiddens = model.trunk([last, *drafts.tokens], state, keep_steps=True)
         logits = model.logits(hiddens)
         target = sampling.distribution(logits)
-
-        # Accept.
-        kept = 0
-        for position, draft in enumerate(drafts):
-            tried[position] += 1
-            trunk_margin = min(trunk_margin, margin(logits[position]))
-            head_margin = min(head_margin, margin(draft_logits[position]))
-            ratio = float(target[position, draft] / draft_probabilities[position][draft])
-            if float(torch.rand((), generator=generator)) >= ratio:
-                break
-            accepted[position] += 1
-            kept += 1
-            if draft in stop:
-                accepted_end = True  # the drafts after it would never be emitted
-                break
-        accepted_by_cycle.append(kept)
-        if accepted_end:
-            tokens += drafts[:kept]
+        kept = accept(run, drafts, logits, target, stop, noise)
+        if run.accepted_end:
+            run.tokens += drafts.tokens[:kept]
             break
-        if kept == depth:
-            trunk_margin = min(trunk_margin, margin(logits[kept]))
-            last = draw(target[kept])
-        else:
-            residual = (target[kept] - draft_probabilities[kept]).clamp(min=0)
-            last = draw(residual if float(residual.sum()) > 0 else target[kept])
+        last = noise.token(law_behind(drafts, kept, target))
 
         # Commit.
         state.keep(kept + 1, block=depth + 1)
-        pair_tokens, pair_hiddens = [*drafts[:kept], last], hiddens[: kept + 1]
-        tokens += pair_tokens
+        pair_tokens, pair_hiddens = [*drafts.tokens[:kept], last], hiddens[: kept + 1]
+        run.tokens += pair_tokens
 
-    return Continuation(
-        tokens=tokens[:max_tokens],
-        tried=tried,
-        accepted=accepted,
-        accepted_by_cycle=accepted_by_cycle,
-        accepted_end=accepted_end,
-        trunk_margin=trunk_margin,
-        head_margin=head_margin,
-    )
+    run.tokens = run.tokens[:max_tokens]
+    return run

@@ -42,6 +42,7 @@ def scripted(load: Callable[[], LLM], text: str, behind: str = "") -> Callable[[
 
     def loaded() -> LLM:
         llm = load()
+        llm.sessions = None  # a script follows the state that a row began with
         encode = llm.tokenizer.encode
         reply = [*encode(text, special=True), min(llm.tokenizer.eos_ids), *encode(behind, special=True)]
         model = _ScriptedTrunk(llm.engine.model)

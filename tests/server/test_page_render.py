@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 
 import pytest
@@ -190,6 +192,23 @@ class TestProcess:
         renderer.render("a")
         monkeypatch.setattr(process, "PATIENCE", 0.0)
         assert renderer.render("*b*" * 100_000).startswith('<pre class="plain">')
+
+    def test_it_ends_when_told_so_even_in_the_middle_of_a_text(self) -> None:
+        renderer = RenderProcess()
+        renderer.render("a")
+        child = renderer._child
+        assert child is not None
+        child.send_signal(signal.SIGSTOP)  # it will not answer
+        with ThreadPoolExecutor() as pool:
+            shown = pool.submit(renderer.render, "*b*")
+            while not renderer._lock.locked():
+                time.sleep(0.001)
+            begin = time.monotonic()
+            renderer.close()
+            assert time.monotonic() - begin < process.PATIENCE / 2
+            assert shown.result() == '<pre class="plain"><code>*b*</code></pre>'
+        assert child.poll() is not None
+        assert renderer._child is None
 
     def test_it_ends_with_its_owner(self) -> None:
         renderer = RenderProcess()

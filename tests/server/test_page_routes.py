@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from selfdraft.server.page import router
+from selfdraft.llm import LLM
+from selfdraft.server.page import router, routes
+from selfdraft.server.page.process import RenderProcess
 from selfdraft.server.page.routes import MAX_BODY
+
+from .conftest import running
 
 STATIC = resources.files("selfdraft.server.page") / "static"
 NAMES = sorted(entry.name for entry in STATIC.iterdir())
@@ -85,6 +89,19 @@ def test_markdown_is_rendered(client: TestClient) -> None:
     answer = client.post("/page/render", json={"text": "*a* <b>"})
     assert answer.json() == {"html": "<p><em>a</em> &lt;b&gt;</p>\n"}
     assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_process_that_renders_ends_with_the_server(
+    load_nano: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renderer = RenderProcess()  # kept here: no collection of garbage ends it
+    monkeypatch.setattr(routes, "RenderProcess", lambda: renderer)
+    with running(load_nano) as server, server.client() as client:
+        assert client.post("/page/render", json={"text": "*a*"}).status_code == 200
+        child = renderer._child
+        assert child is not None
+        assert child.poll() is None
+    assert child.poll() is not None
 
 
 def test_a_text_above_the_limit_is_refused(client: TestClient) -> None:

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 import selfdraft
 from selfdraft.errors import InvalidRequest, ModelNotFound
 from selfdraft.llm import LLM
+from selfdraft.prompts import LOCAL
 from selfdraft.server import security
 from selfdraft.server.config import load_server_settings
 from selfdraft.server.registry import Registry
-from selfdraft.server.security import host_name, is_loopback
+from selfdraft.server.security import host_name, is_loopback, owner_of
 
 from .conftest import Running, running
 
@@ -187,20 +188,41 @@ def test_other_machines_need_a_key(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="--api-key-file"):
         load_server_settings(host="0.0.0.0").access()
     for host in ("127.0.0.1", "::1", "localhost"):
-        assert load_server_settings(host=host).access().key is None
+        assert load_server_settings(host=host).access().keys == ()
     path = tmp_path / "key"
     access = load_server_settings(host="0.0.0.0", api_key_file=path).access()
-    assert access.key == path.read_text().strip()
-    assert len(access.key) > 32
+    assert access.keys == (path.read_text().strip(),)
+    assert len(access.keys[0]) > 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert access.any_address
     path.chmod(0o644)
     with pytest.raises(InvalidRequest, match="chmod 600"):
         load_server_settings(api_key_file=path).access()
     path.chmod(0o600)
-    path.write_text("short")
-    with pytest.raises(InvalidRequest, match="at least 16"):
-        load_server_settings(api_key_file=path).access()
+    for content in ("short", f"{KEY}\nshort\n", "\n"):
+        path.write_text(content)
+        with pytest.raises(InvalidRequest, match="at least 16"):
+            load_server_settings(api_key_file=path).access()
+    path.write_text(f"{KEY}\n\n  {KEY}2\n")
+    assert load_server_settings(api_key_file=path).access().keys == (KEY, f"{KEY}2")
+
+
+def test_each_key_of_a_file_opens_and_says_whose_a_request_is(tmp_path: Path, load_nano: Callable[[], LLM]) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY}\n{KEY}2\n")
+    path.chmod(0o600)
+    prompt = "A prompt that is long enough to be worth keeping, for it has many words in it. " * 4
+    asked = {"model": "nano", "prompt": prompt, "max_tokens": 1}
+    cached: dict[str, list[int]] = {}
+    with running(load_nano, api_key_file=path) as server:
+        for key in (KEY, f"{KEY}2", KEY, f"{KEY}2"):
+            with server.client(headers={"x-api-key": key}) as client:
+                body = client.post("/v1/completions", json=asked).json()
+            cached.setdefault(key, []).append(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+        with server.client(headers={"x-api-key": f"{KEY}3"}) as client:
+            assert client.post("/v1/completions", json=asked).status_code == 401
+    assert owner_of(KEY) != owner_of(f"{KEY}2") != LOCAL
+    assert all(first == 0 and second > 50 for first, second in cached.values())
 
 
 def test_settings_are_checked_and_a_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +230,7 @@ def test_settings_are_checked_and_a_key_is_not_shown(monkeypatch: pytest.MonkeyP
         with pytest.raises(InvalidRequest, match=next(iter(wrong))):
             load_server_settings(**wrong)
     monkeypatch.setenv("SELFDRAFT_API_KEY", KEY)
-    assert load_server_settings(host="0.0.0.0").access().key == KEY
+    assert load_server_settings(host="0.0.0.0").access().keys == (KEY,)
     monkeypatch.setenv("SELFDRAFT_API_KEY", "short")
     with pytest.raises(InvalidRequest, match="SELFDRAFT_API_KEY must be at least 16") as refused:
         load_server_settings().access()
@@ -227,7 +249,7 @@ def test_names_of_models() -> None:
     registry = Registry("owner/name", ("fast", "gpt-4o=owner/name"), lenient=False)
     assert registry.names == ["owner/name", "fast", "gpt-4o"]
     assert registry.resolve("gpt-4o") == "gpt-4o"
-    assert registry.resolve(None) == "owner/name"
+    assert registry.resolve(None) == registry.resolve("default") == "owner/name"
     with pytest.raises(ModelNotFound, match="fast"):
         registry.resolve("/etc/passwd")
     assert Registry("/home/x/models/nano/", lenient=True).resolve("claude-opus") == "nano"
@@ -256,6 +278,8 @@ def test_a_models_name_is_never_a_path(
                 assert "nano, fast" in refused.json()["error"]["message"]
             assert client.post("/tokenize", json={"model": name, "prompt": "x"}).status_code == 404
         assert client.post("/v1/chat/completions", json={**chat, "model": "fast"}).json()["model"] == "fast"
+        # The examples of /docs cannot know the name.
+        assert client.post("/v1/chat/completions", json={**chat, "model": "default"}).json()["model"] == "nano"
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["nano", "fast"]
         with server.client() as lenient:
             for name in PATHS:

@@ -228,6 +228,32 @@ def test_comments_keep_a_silent_stream_alive(load_nano: Callable[[], LLM]) -> No
         assert list(lines)[-2] == "data: [DONE]"
 
 
+def test_text_is_tokenized_as_a_completion_is_or_as_it_stands(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = server.service.llm
+    (end,) = llm.tokenizer.encode("<|im_end|>", special=True)
+    monkeypatch.setattr(llm.tokenizer, "bos_id", end)
+    with server.client() as client:
+
+        def tokens(text: str, **given: bool) -> list[int]:
+            found: list[int] = client.post("/tokenize", json={"prompt": text, **given}).json()["tokens"]
+            return found
+
+        bare = tokens("Once<|im_end|>", add_special_tokens=False)
+        assert bare == [*tokens("Once", add_special_tokens=False), end]
+        assert tokens("Once<|im_end|>") == tokens("Once<|im_end|>", add_special_tokens=True) == [end, *bare]
+        assert tokens("<|im_end|>") == [end]
+        asked = {"model": "nano", "prompt": "Once<|im_end|>", "max_tokens": 1}
+        assert client.post("/v1/completions", json=asked).json()["usage"]["prompt_tokens"] == len(bare) + 1
+
+
+def test_what_a_client_needs_to_tokenize_here(server: Running, load_nano: Callable[[], LLM]) -> None:
+    with server.client() as client:
+        found = client.get("/tokenizer_info").json()
+    assert found["eos_token"] == "<|im_end|>"
+    assert "add_generation_prompt" in found["chat_template"]
+    assert not any("/" in value for name, value in found.items() if name != "chat_template")
+
+
 def test_completions_take_text_tokens_and_lists(server: Running) -> None:
     with server.client() as client:
         tokens = client.post("/tokenize", json={"prompt": "Once upon a time"}).json()["tokens"]
@@ -267,7 +293,7 @@ def test_unknown_paths_and_methods_are_errors_in_the_dialects_form(server: Runni
         assert missing.status_code == 404
         assert "/v1/nothing" in missing.json()["error"]["message"]
         wrong = client.get("/v1/chat/completions")
-        assert wrong.status_code == 405
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
         assert "POST" in wrong.json()["error"]["message"]
         assert client.get("/v1/messages").json()["type"] == "error"
         broken = client.post("/v1/chat/completions", content=b"{")

@@ -1,6 +1,6 @@
 """Measures acceptance on the 90 prompts the way the torch reference did, in a process of its own.
 
-    python -m tests.support.measure_acceptance greedy|sampled OUTPUT
+    python -m tests.support.measure_acceptance OUTPUT
 
 A process of its own may take OpenBLAS, which is five times faster in float32; bit parity is not the point here. Without
 it, greedy decoding stays float32 (bf16 turns close calls: 18 of 90 texts differ) and takes every third prompt; sampling
@@ -21,6 +21,7 @@ from selfdraft.device import active_blas, choose_blas
 from selfdraft.settings import load_settings
 
 if TYPE_CHECKING:
+    from selfdraft.engine import Row
     from tests.support.reference import Prompt
 
 # At least 2,000 sampled cycles in all.
@@ -28,41 +29,43 @@ CONTINUATIONS = {"greedy": {"chat": 1, "prose": 1, "code": 1}, "sampled": {"chat
 PROMPTS_AT_ONCE = 8
 
 
-def main(mode: str, output: Path) -> None:
+def main(output: Path) -> None:
     choose_blas(load_settings().blas)
     import mlx.core as mx
 
-    from tests.support.reference import prompts, reference_model
+    from tests.support.reference import prefilled, prompts, reference_model
 
-    slow = active_blas() == "reference"
-    model = reference_model(dtype=mx.bfloat16 if slow and mode == "sampled" else mx.float32)
-    chosen = prompts()[::3] if slow and mode == "greedy" else prompts()
-    continuations = []
-    for start in range(0, len(chosen), PROMPTS_AT_ONCE):
-        continuations += measure(model, mode, chosen[start : start + PROMPTS_AT_ONCE])
-    output.write_text(json.dumps(continuations))
+    if active_blas() == "reference":
+        passes = [(mx.float32, ("greedy",), prompts()[::3]), (mx.bfloat16, ("sampled",), prompts())]
+    else:
+        passes = [(mx.float32, ("greedy", "sampled"), prompts())]
+    found: dict[str, list[dict[str, Any]]] = {"greedy": [], "sampled": []}
+    for dtype, modes, chosen in passes:
+        model = reference_model(dtype=dtype)
+        for start in range(0, len(chosen), PROMPTS_AT_ONCE):
+            some = chosen[start : start + PROMPTS_AT_ONCE]
+            begun = [prefilled(model, prompt.tokens) for prompt in some]
+            for mode in modes:
+                found[mode] += measure(model, mode, some, begun)
+    output.write_text(json.dumps(found))
 
 
-def measure(model: Any, mode: str, some: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """Continue a few prompts side by side."""
+def measure(model: Any, mode: str, some: Sequence[Prompt], begun: Sequence[Row]) -> list[dict[str, Any]]:
+    """Continue a few prompts side by side; all continuations of one share its prefill."""
     from selfdraft.engine import RULES, Engine, Request
     from selfdraft.params import SamplingParams
-    from tests.support.reference import acceptance_fixture
+    from tests.support.reference import acceptance_fixture, go_on
 
     fixture = acceptance_fixture()
     depth, most = fixture["depth"], fixture["max_tokens"]
     params = SamplingParams(depth=depth, max_tokens=most + depth + 1, **fixture[mode]["settings"]).resolved({})
     engine = Engine(model, rule=RULES["tokenwise"])
     rows = []
-    for prompt in some:
+    for prompt, first in zip(some, begun, strict=True):
         request = Request(prompt.tokens, params, stop_ids=frozenset(fixture["stop_ids"]))
-        first = Engine(model)
-        body = first.add(request)
-        while body.state.length < len(prompt.tokens) - 1:
-            first.step()
         for copy in range(CONTINUATIONS[mode][prompt.kind]):
             row = engine.add(request)
-            row.state = body.state.fork()  # continuations of a prompt share its prefill
+            go_on(row, first)
             # Unseeded, so that it accepts by rejection; but the same at every run.
             row.stream = (zlib.crc32(prompt.id.encode()), copy)
             rows.append((prompt, row))
@@ -91,4 +94,4 @@ def _padded(counts: list[int], depth: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

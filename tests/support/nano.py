@@ -88,19 +88,20 @@ def nano_model(
 
 
 def well_drafted_model(seed: int = 0, *, sharpness: float = 2.0) -> Qwen35:
-    """A model as small as can be whose head agrees with its trunk well above chance.
+    """A model as small as can be, without attention, whose head agrees with its trunk well above chance.
 
-    Both see the newest token first and their context second: layers weigh half, and the head's input is its token's
-    embedding with a little of the trunk's hidden.
+    Both see the newest token first and their context second: the trunk's layer weighs half, and the head, which has
+    none, sees its token's embedding with a little of the hidden before it.
     """
     layers = {"num_hidden_layers": 1, "layer_types": ["linear_attention"]}
     model = nano_model(seed, sharpness=sharpness, **{**SMALLER, **layers})
+    model.mtp.layers = []
     size = model.args.hidden_size
 
     def shape(path: str, tensor: mx.array) -> mx.array:
         if path.endswith("embed_tokens.weight"):
             return 4 * tensor
-        if path.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
+        if path.endswith(("out_proj.weight", "down_proj.weight")):
             return 0.5 * tensor
         if path == "mtp.fc.weight":
             return mx.concatenate([mx.eye(size), 0.2 * tensor[:, size:]], axis=1)

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from selfdraft.device import choose_dtype
-from selfdraft.engine import RULES, Engine, Request, Row
+from selfdraft.engine import Engine, Request, Row
 from selfdraft.models.base import Model
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.loader import build_model
@@ -27,8 +27,10 @@ __all__ = [
     "acceptance_fixture",
     "cosine",
     "decode",
+    "go_on",
     "largest_difference",
     "parity_prompts",
+    "prefilled",
     "prompts",
     "reference_model",
     "run_through",
@@ -86,19 +88,29 @@ def parity_prompts() -> list[Prompt]:
     return [p for _, p in sorted(mixed, key=lambda pair: pair[0])]
 
 
+def prefilled(model: Model, tokens: Sequence[int], *, depth: int = 1, prefill_chunk: int = 4096) -> Row:
+    """A row of some depth that has forwarded all of its prompt but the last token."""
+    engine = Engine(model, prefill_chunk=prefill_chunk)
+    row = engine.add(Request(tokens, SamplingParams(depth=depth, max_tokens=2, temperature=0.0).resolved({})))
+    while row.state.length < len(tokens) - 1:
+        engine.step()
+    return row
+
+
+def go_on(row: Row, first: Row) -> None:
+    """Let a row begin where a `prefilled` one of the same prompt is, which others may do, too."""
+    row.state, row.tail = first.state.fork(), first.tail
+
+
 def decode(
-    model: Model,
-    rows: Sequence[Sequence[int]],
-    params: SamplingParams,
-    *,
-    rule: str = "block",
-    prefill_chunk: int = 4096,
-    stop_ids: frozenset[int] = frozenset(),
+    model: Model, begun: Sequence[Row], params: SamplingParams, *, stop_ids: frozenset[int] = frozenset()
 ) -> list[Row]:
-    """Decode prompts side by side, as rows of one engine, to their end."""
-    engine = Engine(model, rule=RULES[rule], prefill_chunk=prefill_chunk)
+    """Go on from `prefilled` rows, side by side in one engine, to the end."""
+    engine = Engine(model)
     resolved = params.resolved({})
-    added = [engine.add(Request(list(tokens), resolved, stop_ids=stop_ids)) for tokens in rows]
+    added = [engine.add(Request(row.request.prompt, resolved, stop_ids=stop_ids)) for row in begun]
+    for row, first in zip(added, begun, strict=True):
+        go_on(row, first)
     # A batch that is complete when its first cycle runs keeps every cycle at full width.
     while engine.rows:
         engine.step()

@@ -73,7 +73,7 @@ def fork_rows(engine: Engine, prompt: Sequence[int], first: int | None, asked: S
         row.statistics.emitted["prefill"] = 1
         cycles.emit(row, [first])
         if row.drafts:
-            row.pending = Pending(opened.pending.hidden, [first])
+            row.pending = Pending(opened.pending.hidden, [*opened.pending.tokens[:-1], first])
         rows.append(row)
     engine._running += rows
     return rows

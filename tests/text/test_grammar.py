@@ -15,7 +15,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from selfdraft.errors import InvalidRequest
 from selfdraft.text import Tokenizer
+from selfdraft.text.call_grammar import call_grammar
 from selfdraft.text.grammar import MAX_LARK, MAX_NESTING, MAX_REGEX, MAX_SCHEMA, Grammar, Grammars, Sentence
+from selfdraft.text.reply.hermes import HERMES
+from selfdraft.text.reply.qwen_xml import QWEN_XML
 
 PERSON = {
     "type": "object",
@@ -64,6 +67,56 @@ def ends(sentence: Sentence, tokenizer: Tokenizer) -> bool:
 def test_a_schema(grammars: Grammars, tokenizer: Tokenizer, text: str, accepted: bool) -> None:
     assert accepts(grammars.json_schema(PERSON), tokenizer, text) == accepted
     assert accepts(grammars.json_schema(json.dumps(PERSON)), tokenizer, text) == accepted
+
+
+BLANKS = ["\n", " ", "\t", "\r", "\n\n", "    ", "        "]
+LONGEST = 42  # two line breaks and an indentation
+CALLS = {
+    "call": (HERMES, '<tool_call>\n{"name": "f", "arguments": ', lambda schema: schema),
+    "argument": (
+        QWEN_XML,
+        "<tool_call>\n<function=f>\n<parameter=x>\n",
+        lambda schema: {"type": "object", "properties": {"x": schema}},
+    ),
+}
+LIST = {"properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "required": ["a"]}
+
+
+def longest_blank(grammar: Grammar, tokenizer: Tokenizer, before: str) -> int:
+    """How many characters of white space a model can write behind a text, if it writes nothing else."""
+    (ids, *blanks) = (tokenizer.encode(text, special=True) for text in (before, *BLANKS))
+    longest = 0
+    for first in range(len(BLANKS)):  # which blank it likes best
+        liked = [token for blank in blanks[first:] + blanks[:first] for token in blank]
+        sentence, run = grammar.start(), 0
+        sentence.emit(ids)
+        while run < 500 and (token := next((t for t in liked if sentence.allowed(())[0, t]), None)) is not None:
+            sentence.emit([token])
+            run += len(tokenizer.token_text(token))
+        longest = max(longest, run)
+    return longest
+
+
+@pytest.mark.parametrize("before", ["{", '{"a"', '{"a":', '{"a": [', '{"a": [1', '{"a": [1,', '{"a": [1]', "{\n  "])
+@pytest.mark.parametrize("kind", ["schema", "object", "call", "argument"])
+def test_no_run_of_white_space_goes_on_for_ever(
+    grammars: Grammars, tokenizer: Tokenizer, kind: str, before: str
+) -> None:
+    """A model that falls into one would write blanks up to its limit."""
+    schema = {"type": "object", **LIST}
+    opening, grammar = "", grammars.json_schema(schema)
+    if kind == "object":
+        grammar = grammars.json_object()
+    elif kind in CALLS:
+        format, opening, parameters = CALLS[kind]
+        tools = [{"type": "function", "function": {"name": "f", "parameters": parameters(schema)}}]
+        grammar = call_grammar(grammars, tokenizer, format, tools)
+    assert longest_blank(grammar, tokenizer, opening + before) <= LONGEST
+    for text in ('{"a":[1,2]}', '{"a": [1, 2]}', json.dumps({"a": [1, 2]}, indent=2), json.dumps({"a": [1]}, indent=8)):
+        sentence = grammar.start()
+        for token in tokenizer.encode(opening + text, special=True):
+            assert sentence.allowed(())[0, token], text
+            sentence.emit([token])
 
 
 def test_other_grammars(grammars: Grammars, tokenizer: Tokenizer) -> None:

@@ -44,7 +44,20 @@ def test_text_parts_are_joined_and_others_kept() -> None:
     assert prepare_messages([{"role": "user", "content": [*texts, image]}])[0]["content"] == [*texts, image]
 
 
-@pytest.mark.parametrize(("arguments", "parsed"), [("", {}), (" ", {}), ("{}", {}), ({"a": 1}, {"a": 1})])
+@pytest.mark.parametrize(
+    ("arguments", "parsed"),
+    [
+        ("", {}),
+        (" ", {}),
+        (None, {}),
+        ("{}", {}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": 1, "b": "cut o', {"a": 1}),
+        ("{'a': 1}", {"arguments": "{'a': 1}"}),
+        ("[1]", {"arguments": [1]}),
+        ("[" * 10_000, {"arguments": "[" * 10_000}),
+    ],
+)
 def test_arguments(arguments: object, parsed: object) -> None:
     enveloped = {"function": {"name": "f", "arguments": arguments}}
     bare = {"name": "f", "arguments": arguments}
@@ -80,10 +93,9 @@ def assistant(*calls: object) -> dict[str, object]:
         ([assistant(1)], r"tool_calls\[0\] must be an object, not 1"),
         ([assistant({"function": "f"})], r"tool_calls\[0\]\.function must be an object, not 'f'"),
         (
-            [assistant(CALL, {"function": {"arguments": "{'a': 1}"}})],
-            r"tool_calls\[1\]\.function\.arguments is not JSON",
+            [assistant(CALL, {"function": {"arguments": [1]}})],
+            r"tool_calls\[1\]\.function\.arguments must be an object or a JSON string of one, not \[1\]",
         ),
-        ([assistant({"function": {"arguments": "[1]"}})], r"arguments must be a JSON object, not '\[1\]'"),
         (
             [assistant({"name": "f", "arguments": 3})],
             r"tool_calls\[0\]\.arguments must be an object or .* not 3",

@@ -343,6 +343,31 @@ def test_what_the_reference_template_writes_is_read_back(
 
 
 @pytest.mark.parametrize(
+    ("text", "in_reasoning", "expected"),
+    [
+        ("a", False, []),
+        ("\n<think>\nab\n</think>\n\nc", False, [(8, 12)]),
+        ("ab</think>c", True, [(0, 2)]),
+        ("ab", True, [(0, None)]),
+        ("<think>a</think> <think>b", False, [(7, 8), (24, None)]),
+        # Text that looks like a call, and is read twice.
+        (
+            '<think></think><tool_call>{"x": 1}<tool_call>\n{"name": "f"}</tool_call>\n<think>a</think>',
+            False,
+            [(7, 7), (79, 80)],
+        ),
+    ],
+)
+def test_where_reasoning_stands(text: str, in_reasoning: bool, expected: list[tuple[int, int | None]]) -> None:
+    for size in (1, 2, len(text)):
+        parser = ReplyParser(BY_NAME["hermes"], TOOLS, in_reasoning=in_reasoning)
+        for at in range(0, len(text), size):
+            parser.push(text[at : at + size])
+        parser.finish()
+        assert parser.thought == expected
+
+
+@pytest.mark.parametrize(
     ("text", "shown"),
     [
         ("Hello", "Hello"),

@@ -142,6 +142,18 @@ def test_refused(tokenizer: Tokenizer, stops: list[str], minimum: int, param: st
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_whoever_ends_a_row_is_told_all_its_text(tokenizer: Tokenizer, cut: bool) -> None:
+    """To what was held back at its end: a possible stop string, half a character."""
+    told: list[str] = []
+    row = RowText(tokenizer, ["ENDING"], ends=lambda text: bool(told.append(text)))
+    ids = [*tokenizer.encode("so it END", special=False), *tokenizer.encode("🙂", special=False)[:cut]]
+    for id in ids:
+        row.push([id])
+    assert "".join(told) == row.take() != (text := row.text + row.finish())
+    assert "".join(told) == text == "so it END" + "\ufffd" * cut
+
+
 @pytest.mark.parametrize("min_tokens", [0, 4, 9])
 def test_text_that_says_it_is_over_ends_the_row_with_that_token(tokenizer: Tokenizer, min_tokens: int) -> None:
     ids = tokenizer.encode("one two three four five six", special=False)

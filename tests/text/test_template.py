@@ -288,3 +288,44 @@ def test_template_cannot_change_messages(source: str) -> None:
     with pytest.raises(CheckpointError, match="was refused"):
         ChatTemplate(source).render(messages)
     assert messages == [USER]
+
+
+EACH = "[{{ m.role }}]{{ m.content }}"
+ROLES = "{% for m in messages %}" + EACH + "{% endfor %}[assistant]"
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}" + EACH + "{% endfor %}[assistant]"
+)
+SYSTEM_DROPPED = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}" + EACH + "{% endif %}{% endfor %}[assistant]"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "late"),
+    [(ROLES, "system"), (SYSTEM_FIRST, "user"), (SYSTEM_DROPPED, "user")],
+    ids=["takes", "refuses", "drops"],
+)
+def test_late_instructions_stay_at_their_place(source: str, late: str) -> None:
+    """As the system's where the template renders that, else as the user's; those at the start are one message."""
+    messages = [
+        {"role": "developer", "content": "a"},
+        {"role": "system", "content": ""},
+        {"role": "system", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+        {"role": "system", "content": "e"},
+        {"role": "user", "content": "f"},
+    ]
+    rendered = ChatTemplate(source).render(messages)
+    assert rendered == f"[system]a\n\nb[user]c[assistant]d[{late}]e[user]f[assistant]"
+    assert ChatTemplate(source).render(messages[3:4]) == "[user]c[assistant]"
+
+
+def test_late_instructions_leave_what_comes_before_as_it_was() -> None:
+    template = ChatTemplate(SYSTEM_FIRST)
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    before = template.render(messages, add_generation_prompt=False)
+    assert template.render([*messages, {"role": "system", "content": "late"}]).startswith(
+        before.removesuffix("[assistant]")
+    )

@@ -125,6 +125,21 @@ def test_token_text(tokenizer: Tokenizer, fallback: Tokenizer) -> None:
     assert fallback.token_text(the) == " the"
 
 
+def test_a_token_that_is_part_of_a_character_has_its_own_bytes(tokenizer: Tokenizer, fallback: Tokenizer) -> None:
+    """Logprobs tell them: joined, the bytes of an answer's tokens are its text, and no two parts look the same."""
+    ids = tokenizer.encode("ab🙂\ufffd<think>", special=True)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == "ab🙂\ufffd<think>"
+    parts = [tokenizer.token_name(id) for id in ids if "\ufffd" in tokenizer.token_text(id)]
+    assert "".join(part.removeprefix("bytes:") for part in parts) == r"\xf0\x9f\x99\x82\xef\xbf\xbd"
+    assert len(parts) > 2
+    assert (tokenizer.token_name(99_999), tokenizer.token_bytes(99_999)) == ("", b"")
+    assert (fallback.token_name(0xE2), fallback.token_bytes(0xE2)) == (r"bytes:\xe2", b"\xe2")
+    assert (fallback.token_name(0x41), fallback.token_bytes(0x41)) == ("A", b"A")  # a whole character
+    whole = fallback.token_id("\ufffd")
+    assert whole is not None
+    assert (fallback.token_name(whole), fallback.token_bytes(whole)) == ("\ufffd", b"\xef\xbf\xbd")
+
+
 def test_shipped_truncation_and_padding_are_off(folder: Path) -> None:
     edit(
         folder / "tokenizer.json",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .engine import FAULTS as ENGINE
 from .fault import Fault
 from .server import FAULTS as SERVER
+from .sessions import FAULTS as SESSIONS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS]

@@ -73,8 +73,8 @@ FAULTS = [
     Fault(
         "a cancelled row is forwarded to the end of its chunk",
         "engine/prefill.py",
-        "            if row.done:\n                return\n        mx.eval(state.arrays())",
-        "        mx.eval(state.arrays())",
+        "            if row.done:\n                return\n        mx.eval(state.arrays(), row.tail)",
+        "        mx.eval(state.arrays(), row.tail)",
         "tests/engine/test_prefill.py",
     ),
     Fault(

@@ -157,11 +157,12 @@ def _stop_reason(end: Finished, calls: int) -> tuple[str, str | None]:
 
 
 def _usage(input_tokens: int, end: Finished | None = None) -> dict[str, Any]:
-    """The tokens of the prompt, and of the answer once it is at its end."""
+    """The tokens of the prompt, and of the answer once it is at its end; then it is also known what was cached."""
+    cached = end.usage.cached_tokens if end else 0
     return {
-        "input_tokens": input_tokens,
+        "input_tokens": input_tokens - cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
         "output_tokens": end.usage.completion_tokens if end else 0,
         "output_tokens_details": {"thinking_tokens": end.reasoning_tokens if end else 0},
     }

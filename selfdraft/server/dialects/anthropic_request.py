@@ -8,10 +8,11 @@ from typing import Any, Literal
 from ...errors import InvalidRequest
 from ..jobs import ChatJob, OutputFormat, ToolChoice
 from . import limits
-from .conversation import Conversation, part_text, text_of
+from .anthropic_blocks import block_text, blocks_text, foreign_text
+from .conversation import Conversation, text_of
 from .limits import at_most
 from .sampling import Positive, SamplingFields, json_schema, output_format, thinking
-from .tools import called, chosen, function_tool
+from .tools import called, chosen, function_tool, skip_tool
 from .wire import WireModel
 
 __all__ = ["CountRequest", "MessagesRequest", "to_job"]
@@ -30,7 +31,7 @@ class Message(WireModel):
 class Tool(WireModel):
     """A tool that a request declares; one with a type of its own runs at Anthropic, and is skipped.
 
-    One that loads later is not shown to the model before the client's tool search has found it.
+    One that loads later is not shown to the model before the client has found or added it.
     """
 
     type: str | None = None
@@ -136,7 +137,7 @@ def to_job(request: CountRequest) -> ChatJob:
 def _add_message(conversation: Conversation, message: Message, where: str) -> None:
     content = message.content
     if message.role == "system":
-        conversation.system(text_of(content, where, separator="\n\n"))
+        conversation.system(blocks_text(content, where, separator="\n\n"))
     elif message.role == "assistant":
         conversation.assistant()  # an empty one is a turn, too
         _add_assistant(
@@ -155,13 +156,15 @@ def _add_assistant(conversation: Conversation, blocks: list[dict[str, Any]], whe
         match block:
             case {"type": "thinking", "thinking": str(text)}:
                 conversation.assistant(reasoning=text)
-            case {"type": "redacted_thinking"}:
-                pass  # only who wrote it can read it
-            case {"type": "tool_use"}:
+            case {"type": "tool_use" | "server_tool_use" | "mcp_tool_use"}:
                 call_id = _string(block.get("id"), f"{here}.id")
                 conversation.assistant(call=called(call_id, block.get("name"), block.get("input"), here))
+            case {"type": str(kind), "tool_use_id": str(call_id)} if kind.endswith("_tool_result"):
+                conversation.tool(call_id, foreign_text(block, here))
+            case {"type": str(kind)} if kind not in ("text", "image"):
+                conversation.assistant(text=foreign_text(block, here))
             case _:
-                conversation.assistant(text=part_text(block, here))
+                conversation.assistant(text=block_text(block, here))
 
 
 def _add_user(conversation: Conversation, blocks: list[dict[str, Any]], where: str) -> None:
@@ -180,7 +183,7 @@ def _add_user(conversation: Conversation, blocks: list[dict[str, Any]], where: s
             call_id = _string(block.get("tool_use_id"), f"{here}.tool_use_id")
             conversation.tool(call_id, _tool_result(block, here))
         else:
-            texts.append(_user_block(block, here))
+            texts.append(block_text(block, here))
     flush()
 
 
@@ -188,28 +191,9 @@ def _tool_result(block: dict[str, Any], where: str) -> str:
     content = block.get("content")
     if content is not None and not isinstance(content, str | list):
         raise InvalidRequest(f"{where}.content must be a string or a list of blocks", param="messages")
-    if isinstance(content, list):
-        content = [_found_tool(part) for part in content]
-    text = text_of(content, f"{where}.content", separator="\n")
+    text = blocks_text(content, f"{where}.content")
     # Templates know no failed results; without a word the model would take it for a success.
     return f"Error: {text}" if block.get("is_error") is True else text
-
-
-def _found_tool(part: object) -> object:
-    """A reference to a tool in words; the definition itself is among the tools."""
-    match part:
-        case {"type": "tool_reference", "tool_name": str(name)}:
-            return f"{name} can be called now."
-        case _:
-            return part
-
-
-def _user_block(block: dict[str, Any], where: str) -> str:
-    match block:
-        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
-            return text
-        case _:
-            return part_text(block, where)
 
 
 def _string(value: object, where: str) -> str:
@@ -219,20 +203,27 @@ def _string(value: object, where: str) -> str:
 
 
 def _tools(request: CountRequest) -> list[dict[str, Any]]:
-    found = _found_tools(request.messages)
-    return [
-        function_tool(tool.name, tool.description, tool.input_schema, f"tools[{n}]")
-        for n, tool in enumerate(request.tools or ())
-        if tool.type in (None, "custom") and not (tool.defer_loading and tool.name not in found)
-    ]
+    changed = _changed_tools(request.messages)
+    tools = []
+    for n, tool in enumerate(request.tools or ()):
+        if tool.type not in (None, "custom"):
+            skip_tool(f"tools[{n}]", tool.type)
+        elif changed.get(tool.name or "", not tool.defer_loading):
+            tools.append(function_tool(tool.name, tool.description, tool.input_schema, f"tools[{n}]"))
+    return tools
 
 
-def _found_tools(messages: list[Message]) -> set[str]:
-    """Names that results of a tool search refer to."""
-    blocks = [block for message in messages if isinstance(message.content, list) for block in message.content]
-    results = [block.get("content") for block in blocks if block.get("type") == "tool_result"]
-    parts = [part for result in results if isinstance(result, list) for part in result if isinstance(part, dict)]
-    return {str(part.get("tool_name")) for part in parts if part.get("type") == "tool_reference"}
+def _changed_tools(messages: list[Message]) -> dict[str, bool]:
+    """Of the tools that the conversation speaks of: whether they are offered at its end."""
+    changed: dict[str, bool] = {}
+    for block in (block for message in messages if isinstance(message.content, list) for block in message.content):
+        match block:
+            case {"type": "tool_addition" | "tool_removal" as kind, "tool": {"name": str(name)}}:
+                changed[name] = kind == "tool_addition"
+            case {"type": "tool_result", "content": list(parts)}:
+                names = [part.get("tool_name") for part in parts if isinstance(part, dict)]
+                changed |= {name: True for name in names if isinstance(name, str)}
+    return changed
 
 
 def _tool_choice(choice: Choice | None) -> ToolChoice:

@@ -20,12 +20,11 @@ class Conversation:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
-        self._instructions: list[str] = []
 
     def system(self, text: str) -> None:
-        """Instructions. All of them go into one message at the start: templates refuse them anywhere else."""
+        """Instructions, at their place; empty ones are none."""
         if text.strip():
-            self._instructions.append(text)
+            self.messages.append({"role": "system", "content": text})
 
     def user(self, text: str) -> None:
         """A message of the user."""
@@ -52,11 +51,9 @@ class Conversation:
         Raises:
             InvalidRequest: there is none.
         """
-        instructions = "\n\n".join(self._instructions)
-        system = [{"role": "system", "content": instructions}] if instructions else []
-        if not system and not self.messages:
+        if not self.messages:
             raise InvalidRequest("there is no message; send at least one", param="messages")
-        return system + results_in_order(self.messages)
+        return results_in_order(self.messages)
 
     @property
     def open_ended(self) -> bool:

@@ -55,7 +55,7 @@ def describe(exception: BaseException) -> Failure:
 
 
 def headers(exception: BaseException) -> dict[str, str]:
-    """HTTP headers that go with the error: Retry-After, where another try makes sense."""
+    """HTTP headers that go with the error, such as Retry-After where another try makes sense."""
     match exception:
         case QueueFull():
             return {"Retry-After": str(max(1, math.ceil(exception.retry_after)))}
@@ -63,5 +63,7 @@ def headers(exception: BaseException) -> dict[str, str]:
             return {"Retry-After": str(_LOADING_RETRY)}
         case HttpError(status=401):
             return {"WWW-Authenticate": "Bearer"}
+        case HttpError(status=408):
+            return {"Connection": "close"}  # the rest of the request is not waited for
         case _:
             return {}

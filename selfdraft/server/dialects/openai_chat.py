@@ -11,7 +11,7 @@ from pydantic import Field
 from ...errors import InvalidRequest
 from ...params import MAX_LOGPROBS
 from ...text.reply.events import Content, Reasoning, ReplyEvent, ToolArguments, ToolStart
-from ..jobs import ChatJob, Finished, JobEvent
+from ..jobs import ChatJob, Finished, JobEvent, ToolChoice
 from . import limits
 from .answers import Answer, Part, gather
 from .conversation import is_open, results_in_order, text_of
@@ -27,10 +27,10 @@ from .openai_common import (
     usage,
 )
 from .sampling import Positive, SamplingFields, output_format, thinking
-from .tools import called, chosen, function_tool
+from .tools import called, chosen, function_tool, skip_tool
 from .wire import COMMENT, Envelope, WireModel, sse
 
-__all__ = ["ChatRequest", "ChatStream", "collect", "error_body", "to_job"]
+__all__ = ["ChatPrompt", "ChatRequest", "ChatStream", "collect", "error_body", "to_job"]
 
 
 class CalledFunction(WireModel):
@@ -40,22 +40,32 @@ class CalledFunction(WireModel):
     arguments: str | dict[str, Any] | None = None
 
 
+class CalledCustom(WireModel):
+    """The custom tool of a past call, whose one argument is a text."""
+
+    name: str
+    input: str | None = None
+
+
 class PastCall(WireModel):
     """A call of an earlier answer."""
 
     id: str | None = None
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class Message(WireModel):
-    """A message of a request."""
+    """A message of a request. Role function and `function_call` are the old forms of role tool and `tool_calls`."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[PastCall] | None = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
+    name: str | None = None
 
 
 class ToolFunction(WireModel):
@@ -66,18 +76,27 @@ class ToolFunction(WireModel):
     parameters: dict[str, Any] | None = None
 
 
+class NamedFunction(WireModel):
+    """The one function that must be called."""
+
+    name: str
+
+
 class Tool(WireModel):
     """A tool that a request declares."""
 
-    type: Literal["function"] = "function"
-    function: ToolFunction
+    type: str = "function"
+    function: ToolFunction | None = None
 
 
-class ChatRequest(SamplingFields):
-    """The body of POST /v1/chat/completions."""
+class ChatPrompt(SamplingFields):
+    """What becomes the prompt and the answers of a chat, whichever path it is sent to.
 
-    model: str
-    messages: list[Message]
+    `functions` and `function_call` are the old forms of `tools` and `tool_choice`; they allow one call, which is
+    answered in the old form, too.
+    """
+
+    messages: list[Message] = Field(default_factory=list)
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
@@ -87,6 +106,8 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: list[Tool] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    functions: list[ToolFunction] | None = None
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -96,10 +117,22 @@ class ChatRequest(SamplingFields):
     @property
     def parallel(self) -> bool:
         """Whether an answer may hold several calls."""
-        return self.parallel_tool_calls is not False
+        return self.parallel_tool_calls is not False and not self.old_calls
+
+    @property
+    def old_calls(self) -> bool:
+        """Whether calls are asked for in the old form."""
+        return self.functions is not None
 
 
-def to_job(request: ChatRequest) -> ChatJob:
+class ChatRequest(ChatPrompt):
+    """The body of POST /v1/chat/completions."""
+
+    model: str
+    messages: list[Message]
+
+
+def to_job(request: ChatPrompt) -> ChatJob:
     """What the request asks for.
 
     A final message of the assistant is continued. Of `max_completion_tokens` and `max_tokens` the former counts.
@@ -108,19 +141,14 @@ def to_job(request: ChatRequest) -> ChatJob:
         InvalidRequest: something that cannot be done. RequestTooLarge: too much of something.
     """
     at_most(request.messages, limits.MAX_MESSAGES, "messages", "messages")
-    at_most(request.tools, limits.MAX_TOOLS, "tools", "tools")
     at_most(request.metadata, limits.MAX_METADATA, "metadata", "entries")
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
     if not request.messages:
         raise InvalidRequest("messages is empty; send at least one message", param="messages")
     messages = [_message(entry, f"messages[{n}]") for n, entry in enumerate(request.messages)]
-    messages = results_in_order(_instructions_first(messages))
-    tools = [
-        function_tool(tool.function.name, tool.function.description, tool.function.parameters, f"tools[{n}].function")
-        for n, tool in enumerate(request.tools or ())
-    ]
-    tools = allowed_tools(request.tool_choice, tools)
+    messages = results_in_order(messages)
+    tools = allowed_tools(request.tool_choice, _tools(request))
     enabled, variables = thinking(request, request.reasoning_effort)
     return ChatJob(
         messages=messages,
@@ -129,7 +157,7 @@ def to_job(request: ChatRequest) -> ChatJob:
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         ),
         tools=tools,
-        tool_choice=chosen(tool_choice(request.tool_choice), tools),
+        tool_choice=chosen(_tool_choice(request), tools),
         parallel_tool_calls=request.parallel,
         output=output_format(request.response_format, "response_format"),
         n=request.n or 1,
@@ -140,11 +168,38 @@ def to_job(request: ChatRequest) -> ChatJob:
     )
 
 
+def _tools(request: ChatPrompt) -> list[dict[str, Any]]:
+    if request.functions is not None and request.tools:
+        raise InvalidRequest("functions is the old name of tools: send one of them", param="functions")
+    old, name = request.old_calls, "functions" if request.old_calls else "tools"
+    at_most(request.functions if old else request.tools, limits.MAX_TOOLS, name, name)
+    declared = [(function, f"functions[{n}]") for n, function in enumerate(request.functions or ())]
+    for n, tool in enumerate(request.tools or ()):
+        where = f"tools[{n}]"
+        if tool.type == "custom":
+            skip_tool(where, tool.type)
+        elif tool.type != "function" or tool.function is None:
+            what = "has no function" if tool.type == "function" else f"is of type {tool.type[:120]!r}"
+            raise InvalidRequest(
+                f"{where} {what}, and tools of a chat are functions: declare it as one, or leave it out", param="tools"
+            )
+        else:
+            declared.append((tool.function, f"{where}.function"))
+    return [function_tool(tool.name, tool.description, tool.parameters, where) for tool, where in declared]
+
+
+def _tool_choice(request: ChatPrompt) -> ToolChoice:
+    """The choice in the new form, else in the old one."""
+    if isinstance(request.function_call, NamedFunction):
+        return ToolChoice("required", request.function_call.name)
+    return tool_choice(request.tool_choice or request.function_call)
+
+
 def _message(message: Message, where: str) -> dict[str, Any]:
-    role = "system" if message.role == "developer" else message.role
+    role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
     wire: dict[str, Any] = {"role": role, "content": text_of(message.content, f"{where}.content")}
-    if role == "tool":
-        wire["tool_call_id"] = message.tool_call_id or ""
+    if role == "tool":  # in the old form, calls and their results have no id but the function's name
+        wire["tool_call_id"] = (message.name if message.role == "function" else message.tool_call_id) or ""
     if role != "assistant":
         return wire
     reasoning = message.reasoning_content or message.reasoning
@@ -152,20 +207,18 @@ def _message(message: Message, where: str) -> dict[str, Any]:
         wire["reasoning_content"] = reasoning
     if message.tool_calls:
         at_most(message.tool_calls, limits.MAX_TOOL_CALLS, f"{where}.tool_calls", "calls")
-        wire["tool_calls"] = [
-            called(call.id or "", call.function.name, call.function.arguments, f"{where}.tool_calls[{n}].function")
-            for n, call in enumerate(message.tool_calls)
-        ]
+        wire["tool_calls"] = [_past(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)]
+    elif old := message.function_call:
+        wire["tool_calls"] = [called(old.name, old.name, old.arguments, f"{where}.function_call")]
     return wire
 
 
-def _instructions_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All system messages as one at the start: templates refuse them anywhere else."""
-    instructions = [message["content"] for message in messages if message["role"] == "system"]
-    if not instructions:
-        return messages
-    text = "\n\n".join(filter(None, instructions))
-    return [{"role": "system", "content": text}, *(message for message in messages if message["role"] != "system")]
+def _past(call: PastCall, where: str) -> dict[str, Any]:
+    if call.function is not None:
+        return called(call.id or "", call.function.name, call.function.arguments, f"{where}.function")
+    if call.custom is not None:
+        return called(call.id or "", call.custom.name, {"input": call.custom.input}, f"{where}.custom")
+    raise InvalidRequest(f"{where} must have a function or a custom tool", param="messages")
 
 
 class ChatStream:
@@ -174,6 +227,7 @@ class ChatStream:
     def __init__(self, request: ChatRequest, envelope: Envelope) -> None:
         self._envelope = envelope
         self._n = request.n or 1
+        self._old_calls = request.old_calls
         self._calls = [0] * self._n
         self._finished: dict[int, Finished] = {}
         options = request.stream_options
@@ -223,14 +277,18 @@ class ChatStream:
                 return {"content": text} if text else None
             case ToolStart(index, name):
                 self._calls[choice] += 1
+                if self._old_calls:
+                    return {"function_call": {"name": name, "arguments": ""}}
                 return {"tool_calls": [{"index": index, **_call(self._envelope, choice, index, name, "")}]}
             case ToolArguments(index, piece):
+                if self._old_calls:
+                    return {"function_call": {"arguments": piece}}
                 return {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
         return None
 
     def _end(self, end: Finished) -> str:
         self._finished[end.index] = end
-        reason = _finish_reason(end, self._calls[end.index])
+        reason = _finish_reason(end, self._calls[end.index], old=self._old_calls)
         return self._chunk(end.index, {}, reason, timings=asdict(end.timings))
 
     def _chunk(
@@ -279,13 +337,15 @@ def _choice(answer: Answer, request: ChatRequest, envelope: Envelope) -> dict[st
     message["refusal"] = None
     if reasoning := answer.text("reasoning"):
         message["reasoning_content"] = reasoning
-    if calls:
+    if calls and request.old_calls:
+        message["function_call"] = {"name": calls[0].name, "arguments": calls[0].text}
+    elif calls:
         message["tool_calls"] = [_call(envelope, index, call.call, call.name, call.text) for call in calls]
     return {
         "index": index,
         "message": message,
         "logprobs": {"content": token_scores(answer.logprobs), "refusal": None} if request.logprobs else None,
-        "finish_reason": _finish_reason(answer.finished, len(calls)),
+        "finish_reason": _finish_reason(answer.finished, len(calls), old=request.old_calls),
     }
 
 
@@ -294,10 +354,12 @@ def _call(envelope: Envelope, choice: int, index: int, name: str, arguments: str
     return {"id": envelope.call_id(choice, index), "type": "function", "function": function}
 
 
-def _finish_reason(end: Finished, calls: int) -> str:
+def _finish_reason(end: Finished, calls: int, *, old: bool) -> str:
     if end.reason in ("length", "cancelled"):  # either way it breaks off, and a call may be incomplete
         return "length"
-    return "tool_calls" if calls else "stop"
+    if not calls:
+        return "stop"
+    return "function_call" if old else "tool_calls"
 
 
 def _usage(ends: Sequence[Finished]) -> dict[str, Any]:

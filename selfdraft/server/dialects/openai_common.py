@@ -99,8 +99,8 @@ def _allowed(choice: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def _hosted(entry: object) -> bool:
-    """Whether it is a tool that runs elsewhere, which is never declared here."""
-    return isinstance(entry, dict) and entry.get("type", "function") not in ("function", "custom")
+    """Whether it is a tool of another kind than a function, which the model is not shown."""
+    return isinstance(entry, dict) and entry.get("type", "function") != "function"
 
 
 def _name(entry: object) -> object:
@@ -115,14 +115,17 @@ def usage(finished: Iterable[Finished], prompts: Iterable[int]) -> dict[str, Any
         finished: the ends of all answers.
         prompts: the length of every prompt, whatever the number of its answers.
     """
-    ends = list(finished)
-    prompt_tokens = sum(prompts)
+    ends, lengths = sorted(finished, key=lambda end: end.index), list(prompts)
+    prompt_tokens = sum(lengths)
+    n = max(len(ends) // max(len(lengths), 1), 1)
+    # Of several answers to a prompt one forwards it and the others go on from there.
+    cached = sum(min(end.usage.cached_tokens for end in ends[at : at + n]) for at in range(0, len(ends), n))
     completion_tokens = sum(end.usage.completion_tokens for end in ends)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": sum(end.reasoning_tokens for end in ends)},
     }
 
@@ -136,12 +139,12 @@ def token_scores(scores: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
     """Entries of `logprobs.content`."""
     return [
         {
-            **_token(score.token, score.logprob),
-            "top_logprobs": [_token(text, logprob) for _, text, logprob in score.top],
+            **_token(score.token, score.logprob, score.bytes),
+            "top_logprobs": [_token(text, logprob, raw) for _, text, logprob, raw in score.top],
         }
         for score in scores
     ]
 
 
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
+def _token(text: str, logprob: float, raw: Sequence[int]) -> dict[str, Any]:
+    return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}

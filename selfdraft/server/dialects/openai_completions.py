@@ -10,6 +10,7 @@ from pydantic import Field
 
 from ...errors import InvalidRequest
 from ...params import MAX_LOGPROBS, SamplingParams
+from ...prompts import LOCAL
 from ...results import TokenLogprob
 from ...text.reply.events import Content
 from ..jobs import Choice, Finished, JobEvent, OutputFormat
@@ -59,6 +60,7 @@ class CompletionJob:
         echo: an `Echo` is wanted before an answer's first Choice; with scores if `params.logprobs` is set.
         only_prompt: nothing is to be emitted behind it.
         timed: a Choice is to carry the figures so far.
+        scope: whose it is; see `Prompted`.
     """
 
     prompts: Sequence[str | Sequence[int]]
@@ -68,6 +70,7 @@ class CompletionJob:
     only_prompt: bool = False
     output: OutputFormat | None = None
     timed: bool = False
+    scope: str = LOCAL
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class _Scores:
             return
         # The chosen token is always among them, as scorers expect; of equal texts the likeliest counts.
         top: dict[str, float] = {}
-        for text, logprob in [*[(text, value) for _, text, value in score.top], (token, score.logprob)]:
+        for text, logprob in [*[(text, value) for _, text, value, _ in score.top], (token, score.logprob)]:
             top.setdefault(text, finite(logprob))
         self.body["top_logprobs"].append(top)
 

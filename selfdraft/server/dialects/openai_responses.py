@@ -109,7 +109,7 @@ class _Writer:
             "incomplete_details": {"reason": "max_output_tokens"} if end.reason == "length" else None,
             "usage": {
                 "input_tokens": prompt,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "input_tokens_details": {"cached_tokens": end.usage.cached_tokens, "cache_write_tokens": 0},
                 "output_tokens": completion,
                 "output_tokens_details": {"reasoning_tokens": end.reasoning_tokens},
                 "total_tokens": prompt + completion,

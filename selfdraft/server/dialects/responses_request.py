@@ -14,11 +14,12 @@ from .conversation import Conversation, text_of
 from .limits import at_most
 from .openai_common import allowed_tools, tool_choice
 from .sampling import Positive, SamplingFields, output_format, thinking
-from .tools import called, chosen, function_tool
+from .tools import called, chosen, function_tool, skip_tool
 from .wire import WireModel
 
 __all__ = ["ResponsesRequest", "declared", "to_job"]
 
+_TOOLS = ("function", "namespace")
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -70,8 +71,8 @@ class ResponsesRequest(SamplingFields):
 def to_job(request: ResponsesRequest) -> ChatJob:
     """What the request asks for.
 
-    Messages of role developer and system join the instructions. Tools of other types than function and namespace run
-    at OpenAI, and are skipped; so are items of the conversation that only such tools make.
+    Messages of role developer and system join the instructions. Tools of other types than function and namespace are
+    skipped (`tools.skip_tool`); so are items of the conversation that only tools at OpenAI make.
 
     Raises:
         InvalidRequest: something that cannot be done. RequestTooLarge: too much of something.
@@ -79,6 +80,9 @@ def to_job(request: ResponsesRequest) -> ChatJob:
     _refuse_state(request)
     at_most(request.metadata, limits.MAX_METADATA, "metadata", "entries")
     tools = [tool for tool, _ in declared(request)]
+    for n, tool in enumerate(request.tools or ()):
+        if tool.get("type") not in _TOOLS:
+            skip_tool(f"tools[{n}]", tool.get("type"))
     at_most(tools, limits.MAX_TOOLS, "tools", "tools")
     tools = allowed_tools(request.tool_choice, tools)
     conversation = Conversation()

@@ -1,19 +1,21 @@
-"""Tool definitions, tool choices and the arguments of past calls. Knows OpenAI's function tool, our common form."""
+"""Tool definitions, tool choices and past calls. Knows OpenAI's function tool, our common form."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic_core import from_json
-
 from ...errors import InvalidRequest
+from ...text.messages import call_arguments
 from ..jobs import ToolChoice
 from . import limits
 from .limits import RequestTooLarge, check_depth
 
-__all__ = ["arguments", "called", "chosen", "function_tool"]
+__all__ = ["called", "chosen", "function_tool", "skip_tool"]
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[\w.:/-]+")
 
@@ -35,6 +37,15 @@ def function_tool(name: object, description: object, parameters: object, where: 
         function["description"] = description
     function["parameters"] = parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
+
+
+def skip_tool(where: str, kind: object) -> None:
+    """Say in the log that a declared tool is not shown to the model.
+
+    Agents declare what their own provider would run, such as a web search, in every request, and go on without it; and
+    Codex a custom tool, whose calls are no JSON, beside functions that do the same.
+    """
+    log.info("%s of type %s is left out: this server offers the model function tools only", where, str(kind)[:120])
 
 
 def tool_name(name: object, where: str) -> str:
@@ -73,28 +84,5 @@ def called(call_id: str, name: object, given: object, where: str) -> dict[str, A
     Raises:
         InvalidRequest: no name, or arguments that are neither an object nor a string.
     """
-    function = {"name": tool_name(name, f"{where}.name"), "arguments": arguments(given, f"{where}.arguments")}
+    function = {"name": tool_name(name, f"{where}.name"), "arguments": call_arguments(given, f"{where}.arguments")}
     return {"id": call_id, "type": "function", "function": function}
-
-
-def arguments(given: object, where: str) -> dict[str, Any]:
-    """Arguments as an object, which is what templates iterate.
-
-    Clients send back what a model wrote, or the conversation could never go on. So of a string that breaks off, what
-    came is kept; and what is no object becomes an argument of the name "arguments".
-
-    Raises:
-        InvalidRequest: neither an object nor a string.
-    """
-    if given is None or (isinstance(given, str) and not given.strip()):
-        return {}
-    if isinstance(given, dict):
-        return given
-    if not isinstance(given, str):
-        param = where.split("[")[0]
-        raise InvalidRequest(f"{where} must be a JSON object or a string of one, not {str(given)[:120]!r}", param=param)
-    try:
-        value = from_json(given, allow_partial=True, allow_inf_nan=False)
-    except ValueError:
-        value = given
-    return value if isinstance(value, dict) else {"arguments": value}

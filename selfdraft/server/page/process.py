@@ -20,7 +20,7 @@ PATIENCE = 60.0
 class RenderProcess:
     """Renders one text at a time, so that a long answer does not hold up the interpreter the engine runs in.
 
-    The process starts at the first text and ends with this object, or with this program.
+    The process starts at the first text and ends with `close`, with this object, or with this program.
     """
 
     def __init__(self) -> None:
@@ -43,6 +43,13 @@ class RenderProcess:
             if not answer:
                 self._replace()
         return str(json.loads(answer)) if answer else program.as_is(text)
+
+    def close(self) -> None:
+        """End the process; a text that it is busy with comes back as it is."""
+        if child := self._child:
+            child.kill()  # without the lock: whoever waits for an answer holds it
+        with self._lock:
+            self._replace()
 
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, "-I", str(program.__file__)]

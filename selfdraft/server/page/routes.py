@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from importlib import resources
 
 import anyio
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ValidationError
 
@@ -44,10 +46,16 @@ def router() -> APIRouter:
         A router with `GET /`, `GET /page/{name}` and `POST /page/render` {"text"} -> {"html"}. The two GETs must be
         open to a browser that has no key yet: the page asks for it. None of the three is in the OpenAPI schema.
     """
-    routes = APIRouter(include_in_schema=False)
     files = _files()
     renderer = RenderProcess()
     limiter = anyio.CapacityLimiter(1)  # texts that wait must not fill the pool of threads
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        yield
+        renderer.close()
+
+    routes = APIRouter(include_in_schema=False, lifespan=lifespan)
 
     @routes.head("/")  # Claude Code asks so whether anybody is there
     @routes.get("/")

@@ -30,6 +30,7 @@ class Feed:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._pushed = 0
         self._ended = False
         self._record: list[str] | None = None
 
@@ -37,10 +38,16 @@ class Feed:
         """More text arrived."""
         self._text = self._text[self._at :] + text
         self._at = 0
+        self._pushed += len(text)
 
     def end(self) -> None:
         """No more text will come."""
         self._ended = True
+
+    @property
+    def position(self) -> int:
+        """How many characters of all the text were read."""
+        return self._pushed - len(self._text) + self._at
 
     @property
     def exhausted(self) -> bool:

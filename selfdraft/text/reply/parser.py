@@ -36,6 +36,10 @@ class ReplyParser:
         format: how the model writes calls, from `detect_format`.
         tools: the declared tools, as the client sent them; empty, or with no format: call markers are content.
         in_reasoning: the prompt already opened the think block.
+
+    Attributes:
+        thought: where reasoning stands in the text so far, from behind its opening marker to its closing one; to None
+            if that has not come.
     """
 
     def __init__(self, format: ToolFormat | None, tools: Sequence[Mapping[str, Any]], *, in_reasoning: bool) -> None:
@@ -44,6 +48,7 @@ class ReplyParser:
         self._feed = Feed()
         self._events: list[ReplyEvent] = []
         self._calls = 0
+        self.thought: list[tuple[int, int | None]] = []
         self._reading = self._reply(in_reasoning)
 
     def push(self, text: str) -> list[ReplyEvent]:
@@ -78,10 +83,14 @@ class ReplyParser:
 
     def _reasoning(self) -> Wait[None]:
         """Read a think block behind its opening marker."""
+        begin = self._feed.position
+        self.thought.append((begin, None))
         yield from self._feed.span(NEWLINES)
         text = _Trimmed(lambda text: self._emit(Reasoning(text)), _NEWLINES)
         if (yield from self._feed.until((THINK_END,), text.push)) is None:
             text.release()
+        else:
+            self.thought[-1] = (begin, self._feed.position - len(THINK_END))
 
     def _content(self, space: str) -> Wait[bool]:
         """Read content, which begins with `space`, and the call behind it. Returns whether there was one."""

@@ -1,11 +1,15 @@
-"""Runs lm-eval on a local task against a server's completions, and writes down the scores. Runs in .venv-clients."""
+"""Runs lm-eval on local tasks against a server's completions, and writes down the scores: tokenised by the client, then
+by the server. Runs in .venv-clients.
+"""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import lm_eval
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import RemoteTokenizer
 
 RESULT, URL, TOKENIZER = sys.argv[1:]
 QUESTIONS = [
@@ -47,24 +51,34 @@ data.write_text("\n".join(lines), encoding="utf-8")
 for name, task in {"choices": CHOICES, "written": WRITTEN}.items():
     (folder / f"{name}.yaml").write_text(task.replace("DATA", str(data)), encoding="utf-8")
 
-found = lm_eval.simple_evaluate(
-    model="local-completions",
-    model_args={
-        "model": "reference",
-        "base_url": f"{URL}/v1/completions",
-        "tokenizer": TOKENIZER,
-        "tokenizer_backend": "huggingface",
-        "num_concurrent": 2,
-        "max_retries": 1,
-        "max_length": 1024,
-    },
-    tasks=["tiny_choices", "tiny_written"],
-    task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-    log_samples=True,
-    bootstrap_iters=0,
-)
-samples = [
-    {**sample["doc"], "scores": [float(score) for score, _ in sample["filtered_resps"]]}
-    for sample in found["samples"]["tiny_choices"]
-]
-Path(RESULT).write_text(json.dumps({"results": found["results"], "samples": samples}, default=str), encoding="utf-8")
+
+def evaluate(**tokenizer: str) -> dict[str, Any]:
+    """Results, and each question with the scores of its choices."""
+    found = lm_eval.simple_evaluate(
+        model="local-completions",
+        model_args={
+            "model": "reference",
+            "base_url": f"{URL}/v1/completions",
+            "num_concurrent": 2,
+            "max_retries": 1,
+            "max_length": 1024,
+            **tokenizer,
+        },
+        tasks=["tiny_choices", "tiny_written"],
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        log_samples=True,
+        bootstrap_iters=0,
+    )
+    samples = [
+        {**sample["doc"], "scores": [float(score) for score, _ in sample["filtered_resps"]]}
+        for sample in found["samples"]["tiny_choices"]
+    ]
+    return {"results": found["results"], "samples": samples}
+
+
+found = {
+    "here": evaluate(tokenizer_backend="huggingface", tokenizer=TOKENIZER),
+    "remote": evaluate(tokenizer_backend="remote"),
+    "remote_eos": RemoteTokenizer(URL).eos_token_id,
+}
+Path(RESULT).write_text(json.dumps(found, default=str), encoding="utf-8")

@@ -40,7 +40,8 @@ def body(value: object) -> bytes:
 
 def score(token: str, logprob: float = -0.5) -> TokenLogprob:
     """A scored token with one alternative."""
-    return TokenLogprob(7, token, logprob, [(7, token, logprob), (8, "other", float("-inf"))])
+    raw = list(token.encode())
+    return TokenLogprob(7, token, logprob, [(7, token, logprob, raw), (8, "other", float("-inf"), [])], raw)
 
 
 def finished(index: int = 0, reason: str = "stop", **fields: Any) -> Finished:

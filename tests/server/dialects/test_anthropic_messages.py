@@ -111,6 +111,145 @@ def test_a_tool_that_loads_later_is_hidden_until_the_clients_search_has_found_it
     assert found.messages[0]["content"] == "fetch can be called now."
 
 
+def test_tools_that_a_conversation_adds_and_removes() -> None:
+    """As Claude Code announces that it may."""
+    tools = [{**TOOL, "name": "fetch", "defer_loading": True}, TOOL]
+    added, removed = (
+        {"type": kind, "tool": {"type": "tool_reference", "name": name}}
+        for kind, name in [("tool_addition", "fetch"), ("tool_removal", "weather")]
+    )
+    made = job(tools=tools, messages=[*HI, {"role": "system", "content": [added, text("Note."), removed]}])
+    assert [tool["function"]["name"] for tool in made.tools] == ["fetch"]
+    expected = "fetch can be called now.\n\nNote.\n\nweather cannot be called any more."
+    assert made.messages[-1] == {"role": "system", "content": expected}
+
+
+def assistant(*blocks: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*HI, {"role": "assistant", "content": list(blocks)}, *HI]
+
+
+def test_a_search_that_ran_elsewhere_stays_in_the_conversation() -> None:
+    found = [
+        {"type": "web_search_result", "title": t, "url": f"http://{t}", "encrypted_content": "E", "page_age": "1 day"}
+        for t in ("a", "b")
+    ]
+    blocks = [
+        text("I search."),
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "rain"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s1", "content": found},
+        {**text("It rains."), "citations": [{"type": "web_search_result_location", "url": "http://a"}]},
+    ]
+    function = {"name": "web_search", "arguments": {"query": "rain"}}
+    call = {"id": "s1", "type": "function", "function": function}
+    assert job(messages=assistant(*blocks)).messages[1:-1] == [
+        {"role": "assistant", "content": "I search.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "s1", "content": "a\nhttp://a\nb\nhttp://b"},
+        {"role": "assistant", "content": "It rains."},
+    ]
+    assert not job(messages=assistant(*blocks[:3])[:-1]).continue_final
+
+
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0"}
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (
+            {"type": "web_search_tool_result", "content": {"type": "..._error", "error_code": "unavailable"}},
+            "unavailable",
+        ),
+        (
+            {
+                "type": "web_fetch_tool_result",
+                "content": {
+                    "type": "web_fetch_result",
+                    "url": "http://a",
+                    "content": {"type": "document", "title": "A", "source": {"type": "text", "data": "words"}},
+                },
+            },
+            "http://a\nA\nwords",
+        ),
+        ({"type": "web_fetch_tool_result", "content": {"content": {"type": "document", "source": PDF}}}, ""),
+        (
+            {
+                "type": "bash_code_execution_tool_result",
+                "content": {"stdout": "out", "stderr": "err", "return_code": 1, "content": [{"file_id": "f"}]},
+            },
+            "out\nerr",
+        ),
+        ({"type": "code_execution_tool_result", "content": {"encrypted_stdout": "E", "stderr": ""}}, ""),
+        (
+            {
+                "type": "tool_search_tool_result",
+                "content": {"tool_references": [{"type": "tool_reference", "tool_name": "fetch"}]},
+            },
+            "fetch",
+        ),
+        ({"type": "mcp_tool_result", "content": [{"type": "text", "text": "done"}], "is_error": False}, "done"),
+        ({"type": "advisor_tool_result", "content": {"type": "advisor_result", "text": "try"}}, "try"),
+    ],
+)
+def test_results_of_tools_that_ran_elsewhere(block: dict[str, Any], expected: str) -> None:
+    used = {"type": "mcp_tool_use", "id": "s", "name": "t", "server_name": "x", "input": {}}
+    made = job(messages=assistant(used, {**block, "tool_use_id": "s"}))
+    assert made.messages[2] == {"role": "tool", "tool_call_id": "s", "content": expected}
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ({"type": "redacted_thinking", "data": "E"}, None),
+        ({"type": "thinking", "thinking": None, "signature": "s"}, None),
+        ({"type": "container_upload", "file_id": "f"}, None),
+        ({"type": "fallback", "to": {"model": "m"}}, None),
+        ({"type": "compaction", "content": None, "encrypted_content": "E"}, None),
+        ({"type": "compaction", "content": "We spoke of rain."}, "We spoke of rain."),
+        ({"type": "of_next_year", "id": "x", "text": "words"}, "words"),
+    ],
+)
+def test_blocks_of_another_backend(
+    block: dict[str, Any], expected: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    made = job(messages=assistant(block, text("So.")))
+    assert made.messages[1] == {"role": "assistant", "content": f"{expected or ''}So."}
+    told = f"messages[1].content[0] of type {block['type']} is left out"
+    assert (told in caplog.text) == (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        ({"type": "document", "source": {"type": "text", "data": "words"}}, "words"),
+        (
+            {
+                "type": "document",
+                "title": "T",
+                "context": "C",
+                "source": {"type": "content", "content": [text("words")]},
+            },
+            "T\nC\nwords",
+        ),
+        (
+            {"type": "search_result", "title": "T", "source": "http://a", "content": [text("words")]},
+            "T\nhttp://a\nwords",
+        ),
+    ],
+)
+def test_documents_are_read(block: dict[str, Any], expected: str) -> None:
+    assert job(messages=user(block)).messages[0]["content"] == expected
+    assert job(messages=user(result([block]))).messages[0]["content"] == expected
+
+
+def test_tools_that_run_elsewhere_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Claude Code declares its web search so, in a request of its own: it gets an answer without one."""
+    caplog.set_level("INFO")
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    assert job(tools=[search, TOOL]).tools == job(tools=[TOOL]).tools
+    assert "tools[0] of type web_search_20250305 is left out" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("system", "expected"),
     [
@@ -189,6 +328,15 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": user(IMAGE)}, "messages", "'image'"),
         ({"messages": user(result([IMAGE]))}, "messages", "messages[0].content[0].content[0] is of type 'image'"),
         ({"messages": user(result(5))}, "messages", "content[0].content"),
+        ({"messages": assistant(IMAGE)}, "messages", "messages[1].content[0] is of type 'image'"),
+        ({"messages": user({"type": "document", "source": PDF})}, "messages", "'document'"),
+        (
+            {"messages": user({"type": "document", "source": {"type": "content", "content": [IMAGE]}})},
+            "messages",
+            "messages[0].content[0].source.content[0] is of type 'image'",
+        ),
+        ({"messages": assistant({"type": "text", "text": 5})}, "messages", "content[0].text"),
+        ({"messages": user({"type": "server_tool_use"})}, "messages", "'server_tool_use'"),
         ({"messages": user({"type": "tool_result"})}, "messages", "tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t"}]}]}, "messages", "name"),
         ({"max_tokens": 0}, "max_tokens", "0"),

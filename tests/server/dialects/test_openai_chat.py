@@ -77,13 +77,12 @@ def test_null_is_the_default_everywhere() -> None:
     assert job().params == SamplingParams()
 
 
-def test_instructions_in_mid_conversation_come_first() -> None:
-    """Templates of the released family refuse a system message anywhere else."""
+def test_instructions_in_mid_conversation_stay_where_they_are() -> None:
+    """So that what comes before them need not be read again; the template says whether it takes them there."""
     late = [*HI, {"role": "assistant", "content": "hey"}, {"role": "developer", "content": "b"}, *HI]
     made = job(messages=[{"role": "system", "content": "a"}, *late])
-    assert [message["role"] for message in made.messages] == ["system", "user", "assistant", "user"]
-    assert made.messages[0]["content"] == "a\n\nb"
-    assert job(messages=late).messages[0] == {"role": "system", "content": "b"}
+    assert [message["role"] for message in made.messages] == ["system", "user", "assistant", "system", "user"]
+    assert job(messages=late).messages[2] == {"role": "system", "content": "b"}
 
 
 def test_messages() -> None:
@@ -105,11 +104,12 @@ def test_messages() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain"}]},
     ]
     made = job(messages=messages)
-    calls = made.messages[2]["tool_calls"]
+    calls = made.messages[3]["tool_calls"]
     assert [call["function"]["arguments"] for call in calls] == [{"city": "Bonn"}, {"city": "Rome"}, {}, {"a": 1}]
     assert [call["id"] for call in calls] == ["c1", "c2", "c3", "c4"]
     assert [{k: v for k, v in message.items() if k != "tool_calls"} for message in made.messages] == [
-        {"role": "system", "content": "be kind\n\nand brief"},
+        {"role": "system", "content": "be kind"},
+        {"role": "system", "content": "and brief"},
         {"role": "user", "content": "weather?"},
         {"role": "assistant", "content": "", "reasoning_content": "hm"},
         {"role": "tool", "tool_call_id": "c1", "content": "rain"},
@@ -227,6 +227,12 @@ def deep(levels: int) -> Any:
         ({"max_tokens": 0}, "max_tokens", "0"),
         ({"seed": 2**64}, "seed", str(2**64)),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools[0] is of type 'web_search', and tools of a chat are"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0] has no function"),
+        ({"tools": [WEATHER], "functions": []}, "functions", "send one of them"),
+        ({"functions": [{"name": "a b"}]}, "functions", "functions[0].name"),
+        ({"function_call": {"name": "weather"}}, "tool_choice", "tools declares none"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]}, "messages", "messages[0].tool_calls[0]"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21"),
         ({"logit_bias": {"the": 1}}, "logit_bias", "the"),
         ({"logit_bias": {"3": 101}}, "logit_bias", "101"),
@@ -354,6 +360,46 @@ def test_any_arguments_that_a_model_wrote_come_back(given: Any, expected: dict[s
     past = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": given}}
     made = job(messages=[*HI, {"role": "assistant", "tool_calls": [past]}, {"role": "tool", "content": "x"}])
     assert made.messages[1]["tool_calls"][0]["function"]["arguments"] == expected
+
+
+def test_the_old_form_of_calls_and_results() -> None:
+    messages = [
+        *HI,
+        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": '{"city": "Bonn"}'}},
+        {"role": "function", "name": "weather", "content": "rain"},
+    ]
+    made = job(messages=messages, functions=[WEATHER["function"]], function_call={"name": "weather"})
+    function = {"name": "weather", "arguments": {"city": "Bonn"}}
+    assert made.messages[1:] == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "weather", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "rain", "tool_call_id": "weather"},
+    ]
+    assert made.tools == [WEATHER]
+    assert made.tool_choice == ToolChoice("required", "weather")
+    assert not made.parallel_tool_calls
+    assert job(functions=[WEATHER["function"]], function_call="none").tool_choice == ToolChoice("none")
+    assert job(messages=[*HI, {"role": "function", "content": "x"}]).messages[1]["role"] == "tool"
+
+
+def test_custom_tools_are_left_out_and_their_calls_stay(caplog: pytest.LogCaptureFixture) -> None:
+    """As in responses; no other tool is ever left out silently."""
+    caplog.set_level("INFO")
+    custom = {"type": "custom", "custom": {"name": "patch", "format": {"type": "text"}}}
+    past = {"id": "c", "type": "custom", "custom": {"name": "patch", "input": "*** Begin"}}
+    allowed = {"mode": "auto", "tools": [custom, {"type": "function", **NAMED}]}
+    made = job(
+        messages=[*HI, {"role": "assistant", "tool_calls": [past]}, {"role": "tool", "tool_call_id": "c"}],
+        tools=[custom, WEATHER],
+        tool_choice={"type": "allowed_tools", "allowed_tools": allowed},
+    )
+    assert made.tools == [WEATHER]
+    function = {"name": "patch", "arguments": {"input": "*** Begin"}}
+    assert made.messages[1]["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
+    assert "tools[0] of type custom is left out" in caplog.text
 
 
 def test_results_stand_in_the_order_of_their_calls() -> None:

@@ -80,11 +80,17 @@ CODEX = {
 }
 
 
-def test_what_codex_sends() -> None:
+def test_what_codex_sends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     made = job(**CODEX)
+    assert [record.getMessage().partition(" is ")[0] for record in caplog.records] == [
+        "tools[2] of type web_search",
+        "tools[3] of type custom",
+    ]
     shell, read_ = {"name": "shell", "arguments": {"command": ["ls"]}}, {"name": "mcp__files__read", "arguments": {}}
     assert made.messages == [
-        {"role": "system", "content": "You are a coding agent.\n\nSandbox: read-only."},
+        {"role": "system", "content": "You are a coding agent."},
+        {"role": "system", "content": "Sandbox: read-only."},
         {"role": "user", "content": "<environment>\n</environment>"},
         {"role": "user", "content": "list the files"},
         {

@@ -1,0 +1,156 @@
+"""From messages to prompt tokens: ids that were committed before are served again, and it is said where the next
+request of the conversation may want to go on. Knows templates and tokenizers; nothing of models or of what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import InvalidRequest, SelfdraftError
+from .sessions import Transcripts
+from .text import ChatTemplate, Tokenizer
+
+__all__ = ["LOCAL", "Prompted", "Prompts"]
+
+LOCAL = "local"  # the scope of whoever needs no key
+
+NEAR = 32  # tokens: of two stops that are closer than this one is not worth its state
+_WINDOW = 4096  # characters before a fork in which a special token is looked for
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prompted:
+    """A prompt as tokens.
+
+    Attributes:
+        tokens: its ids.
+        text: what it was made from; None if it was given as ids.
+        stops: lengths of it behind which a later prompt may differ, in increasing order.
+        scope: whose it is: nobody else goes on from it.
+    """
+
+    tokens: Sequence[int]
+    text: str | None = None
+    stops: Sequence[int] = ()
+    scope: str = LOCAL
+
+
+class Prompts:
+    """Renders and tokenises. Any thread may call it."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, transcripts: Transcripts | None) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._transcripts = transcripts
+
+    def chat(
+        self, messages: Sequence[Message], *, scope: str = LOCAL, answered: bool = True, **arguments: Any
+    ) -> Prompted:
+        """The prompt of a conversation.
+
+        Args:
+            answered: it is going to be; else nobody needs its stops.
+            arguments: see `ChatTemplate.render`.
+
+        Raises:
+            InvalidRequest: there is no template, or what `ChatTemplate.render` raises.
+        """
+        if self._template is None:
+            raise InvalidRequest("this checkpoint has no chat template; use raw=True (--raw)", param="messages")
+        text = self._template.render(messages, **arguments)
+        tokens = self._tokens(text, scope)
+        if self._transcripts is None or not answered:
+            return Prompted(tokens, text, scope=scope)
+        forks = [self._fork(text, other) for other in self._others(messages, arguments)]
+        return Prompted(tokens, text, self._stops(text, tokens, forks), scope)
+
+    def raw(self, text: str, *, scope: str = LOCAL) -> Prompted:
+        """The prompt of bare text; it begins with the BOS token where the tokenizer has one."""
+        tokens = self._tokens(text, scope)
+        bos = self._tokenizer.bos_id
+        if bos is not None and tokens[:1] != [bos]:
+            return Prompted([bos, *tokens], None, (len(tokens),), scope)
+        return Prompted(tokens, text, (len(tokens) - 1,), scope)
+
+    def remember(self, prompted: Prompted, tokens: Sequence[int]) -> None:
+        """Take note of a prompt and its answer, to be served again where the text is the same."""
+        if self._transcripts is None or prompted.text is None or tokens[-1] not in self._tokenizer.special_ids:
+            return
+        begun = len(prompted.tokens) - 1  # behind a token of the prompt: decoders may strip what comes first
+        before = self._tokenizer.decode(tokens[begun : begun + 1], skip_special=False)
+        both = self._tokenizer.decode(tokens[begun:], skip_special=False)
+        if both.startswith(before):
+            self._transcripts.add(prompted.scope, prompted.text + both[len(before) :], tokens)
+
+    def recall(self, scope: str, tokens: Sequence[int]) -> None:
+        """Take note of a prompt and its answer of long ago."""
+        if self._transcripts is not None and tokens[-1] in self._tokenizer.special_ids:
+            self._transcripts.add(scope, self._tokenizer.decode(tokens, skip_special=False), tokens)
+
+    def _tokens(self, text: str, scope: str) -> list[int]:
+        known = self._transcripts.longest(scope, text) if self._transcripts else None
+        if known is None:
+            return self._tokenizer.encode(text, special=True)
+        begun, ids = known
+        return [*ids, *self._tokenizer.encode(text[len(begun) :], special=True)]
+
+    def _others(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> list[str]:
+        """Prompts that may come later, the likeliest first: the next question; the newest one asked differently."""
+        later: list[list[Message]] = []
+        if not arguments.get("continue_final"):
+            later.append([*messages, {"role": "assistant", "content": "-"}, {"role": "user", "content": "-"}])
+        newest = max((n for n, message in enumerate(messages) if message.get("role") == "user"), default=None)
+        if newest is not None:
+            later.append([*messages[:newest], {"role": "user", "content": "-"}])
+        render = self._renderer({**arguments, "continue_final": False})
+        return [text for each in later if (text := render(each)) is not None]
+
+    def _renderer(self, arguments: Mapping[str, Any]) -> Callable[[Sequence[Message]], str | None]:
+        def render(messages: Sequence[Message]) -> str | None:
+            assert self._template is not None
+            try:
+                return self._template.render(messages, **arguments)
+            except SelfdraftError:  # a template may refuse what nobody has said yet
+                return None
+
+        return render
+
+    def _fork(self, text: str, other: str) -> int:
+        """Characters of `text` up to the last added token that it shares with `other`: what follows such a token is
+        tokenised by itself."""
+        common = _common(text, other)
+        window = max(0, common - _WINDOW)
+        return max(
+            (
+                text.rfind(token, window, common) + len(token)
+                for token in self._tokenizer.added
+                if text.rfind(token, window, common) >= 0
+            ),
+            default=0,
+        )
+
+    def _stops(self, text: str, tokens: Sequence[int], forks: Sequence[int]) -> list[int]:
+        """Lengths in tokens of the prefixes that end at `forks`, and of all but the last token. Of those that are near
+        each other the first named counts."""
+        stops: list[int] = []
+        behind = [len(self._tokenizer.encode(text[fork:], special=True)) for fork in forks if fork]
+        for stop in (len(tokens) - count for count in (*behind, 1)):
+            if stop >= NEAR and all(abs(stop - other) >= NEAR for other in stops):
+                stops.append(stop)
+        return sorted(stops)
+
+
+def _common(a: str, b: str) -> int:
+    """Characters at the start that two texts share; by halving, for texts may be long."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,71 @@
+"""Fresh forwards of the tokens of a boundary, cut as it says, and the comparison bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from selfdraft.engine import Boundary, Cut
+from selfdraft.models.base import Model
+from selfdraft.sessions import PromptSession, SessionBank
+
+__all__ = ["CutsOnly", "differences", "replay", "same"]
+
+
+def replay(model: Model, tokens: Sequence[int], cuts: Sequence[Cut], *, head: bool) -> Boundary:
+    """Forward tokens from nothing, with the cuts of a boundary; the head is primed pair by pair."""
+    state, hiddens, begun = model.new_state(), [], 0
+    for cut in cuts:
+        width = cut.end - begun if cut.chunk else 1
+        for start in range(begun, cut.end, width):
+            part = mx.array([list(tokens[start : start + width])])
+            hidden, captured = model.forward(part, [state], keep_steps=not cut.chunk)
+            captured.commit([state], [width])
+            hiddens.append(hidden)
+            mx.eval(hidden, state.arrays())
+        begun = cut.end
+    hidden = mx.concatenate(hiddens, axis=1)
+    if head:
+        for entry in range(len(tokens) - 1):
+            model.draft(mx.array([[tokens[entry + 1]]]), hidden[:, entry : entry + 1], [state], [entry])
+        state.head_length = len(tokens) - 1
+    return Boundary(state, hidden[:, -1], tuple(cuts))
+
+
+def same(a: mx.array, b: mx.array) -> bool:
+    """Bit for bit."""
+    return a.dtype == b.dtype and np.array_equal(np.array(a.view(mx.uint8)), np.array(b.view(mx.uint8)))
+
+
+def differences(model: Model, a: Boundary, b: Boundary) -> list[str]:
+    """What two boundaries do not share, bit for bit: of everything a row goes on from, and the next logits."""
+    found = []
+    if (a.state.length, a.state.head_length) != (b.state.length, b.state.head_length):
+        found.append(f"lengths {a.state.length, a.state.head_length} and {b.state.length, b.state.head_length}")
+    parts: list[tuple[str, mx.array, mx.array]] = [("hidden", a.hidden, b.hidden)]
+    parts.append(("logits", model.logits(a.hidden), model.logits(b.hidden)))
+    for index, (x, y) in enumerate(zip(a.state.recurrent, b.state.recurrent, strict=True)):
+        parts += [(f"window {index}", x.window, y.window), (f"memory {index}", x.memory, y.memory)]
+    for kind, end in (("attention", a.state.length), ("head", a.state.head_length)):
+        for index, (k, other) in enumerate(zip(getattr(a.state, kind), getattr(b.state, kind), strict=True)):
+            if end:
+                parts.append((f"{kind} keys {index}", k.keys[:, :, :end], other.keys[:, :, :end]))
+                parts.append((f"{kind} values {index}", k.values[:, :, :end], other.values[:, :, :end]))
+    return found + [name for name, x, y in parts if not same(x, y)]
+
+
+class CutsOnly(PromptSession):
+    """A session that goes on from a given boundary and keeps nothing: a fresh run with the same cuts."""
+
+    def __init__(self, prompt: Sequence[int], stops: Sequence[int], known: Boundary | None) -> None:
+        super().__init__(SessionBank(lambda: None, 0), "", prompt, stops)  # type: ignore[arg-type, return-value]
+        self._known = known
+
+    def resume(self, length: int, *, drafts: bool) -> Boundary | None:
+        return self._known if self._known is not None and self._known.state.length > length else None
+
+    def keep(self, tokens: Sequence[int], boundary: Boundary) -> Any:
+        return None
