@@ -18,6 +18,7 @@ import pytest
 
 import selfdraft
 from selfdraft.llm import LLM
+from selfdraft.prompts import NEAR, Prompted
 from selfdraft.stream import Answer
 from tests.agents.agents import AGENTS, NOTES, PINNED, PROMPT
 from tests.agents.scripted import FIRST, quick_checkpoint
@@ -30,6 +31,7 @@ REQUESTS = [(name, number) for name, recorded in RECORDED.items() for number in 
 CLAUDE = RECORDED["claude-code"]["requests"]
 LIMIT = {"/v1/messages": "max_tokens", "/v1/responses": "max_output_tokens", "/v1/chat/completions": "max_tokens"}
 FEW = 4
+CHUNK = 4096
 
 Request = dict[str, Any]
 Event = dict[str, Any]
@@ -81,9 +83,9 @@ def agents_server(tmp_path_factory: pytest.TempPathFactory, prompts: list[str]) 
         llm = selfdraft.load(str(folder))
         answer: Callable[..., Answer] = llm.answer
 
-        def noted(tokens: list[int], *given: Any, **options: Any) -> Answer:
-            prompts.append(llm.tokenizer.decode(tokens, skip_special=False))
-            return answer(tokens, *given, **options)
+        def noted(prompted: Prompted, *given: Any, **options: Any) -> Answer:
+            prompts.append(llm.tokenizer.decode(prompted.tokens, skip_special=False))
+            return answer(prompted, *given, **options)
 
         llm.answer = noted  # type: ignore[method-assign]
         return llm
@@ -224,3 +226,46 @@ def test_what_claude_code_asks_beside_its_turns(client: httpx.Client) -> None:
     assert count.json() == {"input_tokens": total_input(answer["usage"])}
     assert answer["model"] == "nano"
     assert client.post("/api/event_logging/batch", headers=headers, json={"events": []}).status_code == 404
+
+
+@names
+def test_a_turn_forwards_what_is_new_to_it(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The turns of a conversation with tools, one after the other: all but what is new was forwarded before, up to the
+    distance of one boundary. Claude Code's second turn declares a further tool, which stands in the middle of a prompt:
+    there boundaries are a chunk apart."""
+    folder = quick_checkpoint(tmp_path_factory.mktemp("models") / "quick")
+    asked: list[list[int]] = []
+    forwarded: list[int] = []
+
+    def load() -> LLM:
+        llm = selfdraft.load(str(folder))
+        answer: Callable[..., Answer] = llm.answer
+
+        def noted(prompted: Prompted, *given: Any, **options: Any) -> Answer:
+            asked.append(list(prompted.tokens))
+            return answer(prompted, *given, **options)
+
+        llm.answer = noted  # type: ignore[method-assign]
+        return llm
+
+    with running(load) as server, server.client() as client:
+        for number in range(len(RECORDED[name]["requests"])):
+            assert send(client, recorded(name, number)).status_code == 200
+            assert server.idle()
+            figures = server.service.llm.sessions.figures if server.service.llm.sessions else None
+            assert figures is not None
+            forwarded.append(len(asked[-1]) - (figures.restored_tokens - sum(map(len, asked[:-1])) + sum(forwarded)))
+    new = [
+        len(tokens) - max((shared(tokens, before) for before in asked[:n]), default=0) for n, tokens in enumerate(asked)
+    ]
+    print(f"{name}: prompts {[len(tokens) for tokens in asked]}, new {new}, forwarded {forwarded}")
+    assert forwarded[0] == len(asked[0])
+    assert all(
+        mine <= least + (CHUNK if least > CHUNK else NEAR) for mine, least in zip(forwarded[1:], new[1:], strict=True)
+    )
+    assert forwarded[-1] <= 160
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    """Tokens that two prompts begin with alike."""
+    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

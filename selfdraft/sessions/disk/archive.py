@@ -147,7 +147,8 @@ class Archive:
         """Count a record as used now, if it is there."""
         with self.lock:
             if entry.there:
-                self._used.update((each.number, each.used) for each in self.catalogue.touch(entry))
+                self.catalogue.touch(entry)
+                self._used[entry.number] = entry.used
 
     @property
     def touched(self) -> int:

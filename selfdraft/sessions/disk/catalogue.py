@@ -87,16 +87,10 @@ class Catalogue:
             self._count = max(self._count, used)
         return entry
 
-    def touch(self, entry: Entry) -> list[Entry]:
-        """Count a record as used now, with all that it stands behind.
-
-        Returns:
-            These.
-        """
+    def touch(self, entry: Entry) -> None:
+        """Count a record as used now. What it stands behind cannot leave before it anyway."""
         self._count += 1
-        for each in entry.path:
-            each.used = self._count
-        return entry.path
+        entry.used = self._count
 
     def drop(self, entry: Entry) -> list[Entry]:
         """Forget a record and all behind it.

@@ -192,7 +192,7 @@ class DiskStore:
         )
 
     def touch(self, stored: Stored) -> None:
-        """Count a boundary as used now, and all it stands behind."""
+        """Count a boundary as used now; what it stands behind stays as long as it does."""
         if self._archive and stored.entry:
             self._archive.touch(stored.entry)
 

@@ -51,8 +51,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def use(self, model: Model) -> None:
         self.count += 1
-        for each in model.path:
-            each.used = self.count
+        model.used = self.count
 
     def pick(self, number: int) -> Model | None:
         mine = sorted(self.here, key=lambda model: model.seed)

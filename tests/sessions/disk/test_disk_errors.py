@@ -123,6 +123,11 @@ def test_writing_rests_for_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (store.figures.failed, store.figures.refused) == (1, 1)
     now[0] += 2
     assert stored(store, 3).key
+    failing.at = failing.calls
+    assert stored(store, 4).failed
+    failing.at = None
+    now[0] -= 1e6  # a clock that jumps does not make a rest longer
+    assert stored(store, 5).key
     store.close()
 
 
