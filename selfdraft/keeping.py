@@ -71,7 +71,7 @@ class DiskSessions:
             folder,
             digest,
             max_bytes=settings.ssd_session_cache_max_bytes,
-            writes_per_hour=settings.ssd_session_cache_bytes_per_hour,
+            writes_per_hour=settings.ssd_session_cache_hourly,
             model=self._llm.name,
             read=settings.ssd_session_cache == "on",
             busy=self._busy,

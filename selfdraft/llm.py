@@ -235,7 +235,8 @@ class LLM:
         are then at most a quarter of what does."""
         model, chunk = self.loaded.model, self.engine.prefill_chunk
         fixed = sum(layer.window.nbytes + layer.memory.nbytes for layer in model.new_state().recurrent)
-        per_token = (model.row_bytes(2 * chunk) - model.row_bytes(chunk)) / chunk
+        many = 4096 * chunk  # a few tokens more may not need a byte more: buffers grow by whole blocks
+        per_token = (model.row_bytes(2 * many) - model.row_bytes(many)) / many
         return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
 
     @cached_property

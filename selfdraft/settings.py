@@ -71,7 +71,7 @@ class Settings(StoredSettings):
         ssd_session_cache: whether warm prefixes are also kept on disk, or written there but not read.
         ssd_session_cache_dir: where; None for the user's cache folder.
         ssd_session_cache_max_bytes: most bytes of that folder.
-        ssd_session_cache_bytes_per_hour: most bytes written there in an hour.
+        ssd_session_cache_hourly: most bytes written there in an hour.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("",)
@@ -84,7 +84,7 @@ class Settings(StoredSettings):
     ssd_session_cache: Literal["on", "write-only", "off"] = "on"
     ssd_session_cache_dir: Path | None = None
     ssd_session_cache_max_bytes: ByteSize = ByteSize(20 * 2**30)
-    ssd_session_cache_bytes_per_hour: ByteSize = ByteSize(40 * 2**30)
+    ssd_session_cache_hourly: ByteSize = ByteSize(40 * 2**30)
 
     @property
     def session_folder(self) -> Path:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from selfdraft import ContextOverflow, InvalidRequest, SamplingParams, load
+from selfdraft.settings import load_settings
 
 HELLO = "Hello! Who are you?"
 LONG = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0)
@@ -40,6 +41,13 @@ def test_prompts_of_every_kind(llm: Any) -> None:
     assert llm.generate(HELLO, params).token_ids == as_messages.token_ids == llm.generate(ids, params).token_ids
     assert llm.tokens("<|im_start|>x", raw=True)[0] == llm.tokenizer.token_id("<|im_start|>")
     assert len(llm.tokens("x", raw=True)) < len(llm.tokens("x"))
+
+
+def test_a_prompt_may_be_cut_finely(llm: Any) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0)
+    fine = load("reference", settings=load_settings(prefill_chunk=16))
+    assert fine.generate(HELLO, params).token_ids == llm.generate(HELLO, params).token_ids
+    assert 0 <= llm._stride - fine._stride < llm.engine.prefill_chunk  # the same, rounded up to whole chunks
 
 
 @pytest.mark.parametrize("prompt", ["", [], None, 5, [1, "a"], [{"role": "user", "content": "x"}, 3], [True]])
@@ -123,6 +131,7 @@ def test_stop_strings(llm: Any) -> None:
 
 
 def test_figures_add_up(llm: Any) -> None:
+    llm.sessions.clear()  # the prompt was forwarded before
     result = llm.generate(HELLO, SamplingParams(max_tokens=30, depth=3, temperature=0, ignore_eos=True))
     timings = result.timings
     assert sum(timings.emitted.values()) == 30

@@ -153,8 +153,7 @@ class SessionFlags(EngineFlags):
         str | None,
         flag(
             "--session-cache-max-bytes",
-            "Memory for them, as 4GiB; 0 for none. Default: $SELFDRAFT_SESSION_CACHE_MAX_BYTES, else a quarter of what "
-            "is free.",
+            "Memory for them, as 4GiB; 0 for none. Default: a quarter of what is free.",
             _SESSIONS,
             "SIZE",
         ),
@@ -163,8 +162,7 @@ class SessionFlags(EngineFlags):
         Literal["on", "write-only", "off"] | None,
         flag(
             "--ssd-session-cache",
-            "Whether they are kept on disk too, for the next start: on, write-only or off. "
-            "Default: $SELFDRAFT_SSD_SESSION_CACHE, else on.",
+            "Whether they are kept on disk too, for the next start: on, write-only or off. Default: on.",
             _SESSIONS,
             "MODE",
         ),
@@ -173,7 +171,7 @@ class SessionFlags(EngineFlags):
         Path | None,
         flag(
             "--ssd-session-cache-dir",
-            "Folder for that. Default: $SELFDRAFT_SSD_SESSION_CACHE_DIR, else the user's cache folder.",
+            "Folder for that. Default: the user's cache folder.",
             _SESSIONS,
             "FOLDER",
         ),
@@ -182,16 +180,16 @@ class SessionFlags(EngineFlags):
         str | None,
         flag(
             "--ssd-session-cache-max-bytes",
-            "Most that folder may hold. Default: $SELFDRAFT_SSD_SESSION_CACHE_MAX_BYTES, else 20GiB.",
+            "Most that folder may hold. Default: 20GiB.",
             _SESSIONS,
             "SIZE",
         ),
     ] = None
-    ssd_session_cache_bytes_per_hour: Annotated[
+    ssd_session_cache_hourly: Annotated[
         str | None,
         flag(
-            "--ssd-session-cache-bytes-per-hour",
-            "Most that is written there in an hour. Default: $SELFDRAFT_SSD_SESSION_CACHE_BYTES_PER_HOUR, else 40GiB.",
+            "--ssd-session-cache-hourly",
+            "Most that is written there in an hour. Default: 40GiB.",
             _SESSIONS,
             "SIZE",
         ),

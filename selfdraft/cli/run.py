@@ -75,7 +75,8 @@ def run(
         )
     text = _read(prompt, raw)
 
-    llm = open_model(engine, trace)
+    once = engine.settings().model_copy(update={"session_cache_max_bytes": 0})  # no turn follows
+    llm = open_model(engine, trace, once)
     think = check_thinking(llm, chat.think)
     tokens = llm.tokens(_with_system(text, chat.system), raw=raw, enable_thinking=think)
     with closing(stream(llm, tokens, params)) as pieces:

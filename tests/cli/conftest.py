@@ -41,6 +41,8 @@ def llm() -> LLM:
 def inside(llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Call the command line in this process, on the shared model. `stdin` is what it reads."""
     monkeypatch.setattr(selfdraft.loading, "load", lambda *args, **kwargs: llm)
+    assert llm.sessions is not None
+    llm.sessions.clear()  # each test begins as a process does
 
     def call(*arguments: str, stdin: bytes = b"") -> Ended:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))

@@ -6,13 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 from selfdraft.cli.app import app
+from selfdraft.sessions.disk import upkeep
+from selfdraft.sessions.disk.archive import Archive
+from selfdraft.sessions.disk.catalogue import Entry
 from selfdraft.sessions.disk.store import DiskStore
 
 from ..sessions.disk.support import change, files, opened, right_ones, stored
@@ -159,6 +162,23 @@ def test_verify_drops_nothing_beside_a_process(light: Command, root: Path) -> No
     assert "left there" in ended.err
     assert path.name in files(root)
     store.close()
+
+
+def test_what_a_process_evicts_meanwhile_is_not_damaged(
+    light: Command, root: Path, server: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = upkeep._damaged
+
+    def evicting(archive: Archive, entries: Iterable[Entry]) -> list[Entry]:
+        entry = server.records()[-1][1].entry if len(server.records()) == 2 else None
+        if entry and server._archive:
+            server._archive.forget(entry)
+            server.flush(10)
+        return look(archive, entries)
+
+    monkeypatch.setattr(upkeep, "_damaged", evicting)
+    assert light("cache", "verify").code == 0
+    assert right_ones(server) == {2}
 
 
 @pytest.mark.parametrize("command", [["gc"], ["clear", "--yes"]])

@@ -42,7 +42,7 @@ def run_json(inside: Command, *arguments: str) -> dict[str, Any]:
 def check_definitions(body: dict[str, Any], *, chunks: int) -> None:
     """The definitions of the figures, one against the other."""
     assert body["schema_version"] == 1
-    assert set(body["usage"]) == {"prompt_tokens", "completion_tokens"}
+    assert set(body["usage"]) == {"prompt_tokens", "completion_tokens", "cached_tokens"}
     timings, completion = body["timings"], body["usage"]["completion_tokens"]
     assert set(timings) == TIMINGS
     emitted = timings["emitted"]
@@ -84,9 +84,10 @@ def test_logprobs(inside: Command) -> None:
     body = run_json(inside, "--logprobs", "2", "--temperature", "0", "--max-tokens", "4", QUESTION)
     assert len(body["logprobs"]) == 4
     for entry in body["logprobs"]:
-        assert set(entry) == {"token_id", "token", "logprob", "top", "offset"}
+        assert set(entry) == {"token_id", "token", "logprob", "top", "offset", "bytes"}
+        assert bytes(entry["bytes"]).decode() == entry["token"]
         assert body["text"].startswith(entry["token"], entry["offset"])
-        (best, _), (second, _) = ((value, id) for id, _, value in entry["top"])
+        best, second = (value for _, _, value, _ in entry["top"])
         assert entry["logprob"] == best >= second
         assert best <= 0 < math.exp(best)
     assert "".join(entry["token"] for entry in body["logprobs"]) == body["text"]
@@ -175,7 +176,7 @@ def test_a_process_with_trace(process: Command) -> None:
     chunks = math.ceil((body["usage"]["prompt_tokens"] - 1) / 8) + 1
     check_definitions(body, chunks=chunks)
     log, *profile = ended.err.splitlines()
-    assert log.startswith("selfdraft.engine.engine: row done: prompt_tokens=19 emitted_tokens=4 ")
+    assert log.startswith("selfdraft.engine.engine: row done: prompt_tokens=19 restored_tokens=0 emitted_tokens=4 ")
     assert profile[0].startswith("profile: ")
     assert [line.split()[0] for line in profile[1:]] == ["head", "draft", "verify", "accept", "commit", "host"]
 

@@ -233,7 +233,7 @@ class DiskStore:
         part = part_of(entry.row)
         try:
             return join(self._contents(archive, part), part.split)
-        except (Damaged, RuntimeError, ValueError) as error:
+        except (Damaged, RuntimeError, ValueError, KeyError, TypeError) as error:
             if archive.forget(entry):  # else it was evicted while it was read
                 self._damaged += 1
                 log.warning("a stored prefix is lost: %s", error)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...engine import leave_tidily
 from ..payload import Arrays
 from .archive import Archive, NoRoom
 from .catalogue import Entry
@@ -176,7 +175,6 @@ class Writer:
         return not self._resting() and (touched or self._archive.untidy)
 
     def _run(self) -> None:
-        leave_tidily()
         with self._errors():
             self._archive.reconcile()
         while True:
@@ -215,9 +213,9 @@ class Writer:
             return None
         span, cut_span = split(offer.span, self._unit)
         moment, cut_moment = split(offer.moment, self._unit)
-        room = sum(unit.size + 2 * _BLOCK for unit in span + moment)
-        entries = len(span + moment) + len(cut_span) + len(cut_moment) + 8
-        in_index = len(offer.ids) + 16 * len(offer.cuts) + 128 * entries
+        named = len(span + moment) + len(cut_span) + len(cut_moment) + 8
+        in_index = len(offer.ids) + 16 * len(offer.cuts) + 128 * named
+        room = in_index + 4 * _BLOCK + sum(unit.size + 2 * _BLOCK for unit in span + moment)
         self._archive.make_room(room, in_index, parent.path if parent else ())
         fresh: list[Blob] = []
         entry = None

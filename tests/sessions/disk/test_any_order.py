@@ -72,7 +72,7 @@ class AnyOrder(RuleBasedStateMachine):
         made = stored(self.store, seed, parent.stored if parent else None, size=size)
         gone = [model for model in before if not model.stored.key]
         spared = {id(model) for model in (parent.path if parent else [])}
-        parents = {id(model.parent) for model in before if model.stored.key}
+        parents = {id(model.parent) for model in before}
         leaves = [m for m in before if m.stored.key and id(m) not in parents and id(m) not in spared]
         if gone and leaves:  # nobody who was used longer ago could have left instead
             assert max(model.used for model in gone) <= min(model.used for model in leaves)

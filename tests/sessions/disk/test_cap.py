@@ -131,7 +131,7 @@ def test_what_a_new_record_stands_behind_is_spared(tmp_path: Path) -> None:
     root = stored(store, 1, size=3000)
     for seed in range(10, 13):
         stored(store, seed, size=3000)
-    child = stored(store, 2, root, size=16_000)  # needs more than the others take
+    child = stored(store, 2, root, size=14_000)  # needs more than the others take
     assert root.key
     assert child.key
     store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,24 @@ def test_a_writer_that_was_killed_leaves_the_folder_to_the_next(tmp_path: Path) 
     assert store.figures.writing
     assert stored(store, 2000).key
     store.close()
+
+
+def test_a_folder_deleted_and_taken_over_is_left_to_the_other(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    first = opened(root)
+    stored(first, 1)
+    shutil.rmtree(root)
+    second = opened(root)
+    stored(second, 2)
+    kept = files(root)
+    assert stored(first, 3).failed
+    assert (first.figures.writing, second.figures.writing) == (False, True)
+    assert stored(first, 4).failed
+    assert files(root) == kept
+    first.close()
+    assert right_ones(second) == {2}
+    assert stored(second, 5).key
+    second.close()
 
 
 def test_processes_that_write_read_and_evict_at_once(tmp_path: Path) -> None:

@@ -128,13 +128,14 @@ def test_a_child_of_what_is_not_there_fails(tmp_path: Path) -> None:
 def test_a_child_of_a_parent_that_fails_later_fails(tmp_path: Path) -> None:
     store = opened(tmp_path, max_bytes=200_000, busy=lambda: True)
     first = stored(store, 1)
+    offered(store, 9)  # keeps the thread waiting
     parent = offered(store, 2, first, size=50_000)  # larger than the cap, as will turn out
     child = offered(store, 3, parent)
     assert (parent.waiting, child.waiting) == (True, True)
     store.flush(10)
     assert (parent.failed, child.failed, first.failed) == (True, True, False)
     assert (parent.waiting, child.waiting) == (False, False)
-    assert right_ones(store) == {1}
+    assert right_ones(store) == {1, 9}
     store.close()
 
 
