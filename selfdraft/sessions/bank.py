@@ -24,6 +24,7 @@ __all__ = ["BankFigures", "SessionBank"]
 log = logging.getLogger(__name__)
 
 _IDLE = 3600.0  # seconds without use after which a boundary leaves memory
+_LOOK = 60.0  # seconds between looks for such, and for what the disk has let go, as long as there is room
 
 
 @dataclass
@@ -74,6 +75,7 @@ class SessionBank:
         self._idle = idle
         self._clock = clock
         self._age = 0.0
+        self._looked = clock()
         self._roots: dict[str, Node] = {}
         self._disk: DiskStore | None = None
         self._arrivals: queue.SimpleQueue[tuple[DiskStore, Sequence[tuple[Record, Stored]]]] = queue.SimpleQueue()
@@ -151,7 +153,10 @@ class SessionBank:
 
     def shrink(self, limit: int) -> None:
         """Let boundaries go until at most `limit` bytes are held, and those that nobody used for long."""
-        before = self._clock() - self._idle
+        now = self._clock()
+        if self.figures.bytes <= limit and now < self._looked + min(_LOOK, self._idle):
+            return
+        self._looked, before = now, now - self._idle
         holders = {scope: list(walk(root)) for scope, root in self._roots.items()}
         held = {scope: sum(node.nbytes for node in nodes) for scope, nodes in holders.items()}
         share = limit / max(1, sum(size > 0 for size in held.values()))
@@ -166,7 +171,7 @@ class SessionBank:
                 self._age = max(self._age, priority)
                 held[scope] -= self._let_go(node)
         for node in [node for nodes in holders.values() for node in nodes]:
-            if node.attached and node.span is None and not _on_disk(node):
+            if node.span is None and not _on_disk(node) and node.attached:
                 self._forget(node)  # the disk has let it go
 
     def clear(self) -> None:
@@ -207,10 +212,10 @@ class SessionBank:
         self._hold(node, span, moment)
         self._disk.touch(node.stored)
 
-    def _hold(self, node: Node, span: Arrays, moment: Arrays | None) -> None:
+    def _hold(self, node: Node, span: Arrays | None, moment: Arrays | None) -> None:
         self.figures.bytes -= node.nbytes
         self.figures.entries += (moment is not None) - (node.moment is not None)
-        node.span, node.moment = span, moment
+        node.hold(span, moment)
         self.figures.bytes += node.nbytes
 
     def _touch(self, node: Node) -> None:
@@ -222,13 +227,12 @@ class SessionBank:
         """Drop a boundary from memory; spans stay where boundaries behind it need them. Returns the bytes freed."""
         before = self.figures.bytes
         self.figures.evicted += 1
-        self._hold(node, node.span or {}, None)
+        self._hold(node, node.span, None)
         current: Node | None = node
         while current is not None and current.parent is not None and current.moment is None:
             if any(child.span is not None for child in current.children):
                 break
-            self.figures.bytes -= current.nbytes
-            current.span = None
+            self._hold(current, None, None)
             if not current.children and not _on_disk(current):
                 current.detach()
             current = current.parent
@@ -237,9 +241,7 @@ class SessionBank:
     def _forget(self, node: Node) -> None:
         """Take a node out of the tree, with all that hangs on it."""
         for each in (node, *walk(node)):
-            self.figures.bytes -= each.nbytes
-            self.figures.entries -= each.moment is not None
-            each.span = each.moment = None
+            self._hold(each, None, None)
         node.detach()
 
     def _has_span(self, node: Node) -> bool:

@@ -31,7 +31,8 @@ class Node:
         end: tokens up to here.
         cuts: how all of them were forwarded (see `engine.Boundary`).
         drafts: whether the spans up to here hold the head's history.
-        span, moment: its arrays while they are in memory (see payload.py).
+        span, moment: its arrays while they are in memory (see payload.py); `hold` sets them.
+        nbytes: bytes of these.
         reply: whether it is the end of an answer.
         stored: its place on disk, if it has one or is to have one.
         priority: the lower, the sooner it leaves memory.
@@ -47,6 +48,7 @@ class Node:
         self.drafts = drafts
         self.span: Arrays | None = None
         self.moment: Arrays | None = None
+        self.nbytes = 0
         self.reply = False
         self.stored: Stored | None = None
         self.priority = 0.0
@@ -77,11 +79,6 @@ class Node:
         return [child for group in self._children.values() for child in group]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes it holds in memory."""
-        return nbytes(self.span) + nbytes(self.moment)
-
-    @property
     def attached(self) -> bool:
         """Whether it is still part of its tree."""
         node = self
@@ -90,6 +87,11 @@ class Node:
                 return False
             node = node.parent
         return True
+
+    def hold(self, span: Arrays | None, moment: Arrays | None) -> None:
+        """Have these arrays in memory, and no others."""
+        self.span, self.moment = span, moment
+        self.nbytes = nbytes(span) + nbytes(moment)
 
     def detach(self) -> None:
         """Leave the tree, with all that hangs on it."""

@@ -193,7 +193,7 @@ def test_what_nobody_used_for_long_leaves() -> None:
     run(bank, prompt(1), [10])
     clock.now = 60
     run(bank, prompt(2), [10])
-    clock.now = 101
+    clock.now = 125
     bank.shrink(PLENTY)
     assert len(ends(bank)) == 1
     assert run(bank, prompt(2)) == 10
