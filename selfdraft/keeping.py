@@ -61,6 +61,7 @@ class DiskSessions:
 
     def _open(self) -> None:
         settings = self._llm.settings
+        assert self._llm.sessions is not None
         folder = settings.session_folder
         try:
             digest = identity(self._llm.checkpoint.folder, _facts(self._llm), folder / NOTEBOOK)
@@ -75,6 +76,7 @@ class DiskSessions:
             model=self._llm.name,
             read=settings.ssd_session_cache == "on",
             busy=self._busy,
+            max_pending=self._llm.sessions.limit,  # what waits is, mostly, in memory anyway
         )
         records = store.records()
         self._remember(records)
@@ -83,7 +85,6 @@ class DiskSessions:
                 store.close(0)
                 return
             self._store = store
-        assert self._llm.sessions is not None
         self._llm.sessions.attach(store, records)
 
     def _remember(self, records: Sequence[tuple[Record, Stored]]) -> None:

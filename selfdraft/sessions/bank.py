@@ -266,23 +266,24 @@ class SessionBank:
                         self._store(scope, node)
 
     def _store(self, scope: str, node: Node) -> None:
-        """Have a boundary written to disk, if what it stands behind is there or on its way."""
-        parent = node.parent
-        assert parent is not None
-        if self._disk is None or node.span is None or node.moment is None:
-            return
-        if parent.parent is not None and not _on_disk(parent):
-            return
-        node.stored = self._disk.offer(
-            parent=parent.stored,
-            scope=scope,
-            ids=node.ids,
-            cuts=node.cuts,
-            drafts=node.drafts,
-            reply=node.reply,
-            span=node.span,
-            moment=node.moment,
-        )
+        """Have a boundary written to disk, and first what it stands behind, where that was refused before."""
+        for each in node.path:
+            if self._disk is None or (not _on_disk(each) and (each.span is None or each.moment is None)):
+                return
+            if not _on_disk(each):
+                assert each.span is not None
+                assert each.moment is not None
+                assert each.parent is not None
+                each.stored = self._disk.offer(
+                    parent=each.parent.stored,
+                    scope=scope,
+                    ids=each.ids,
+                    cuts=each.cuts,
+                    drafts=each.drafts,
+                    reply=each.reply,
+                    span=each.span,
+                    moment=each.moment,
+                )
 
 
 def _on_disk(node: Node) -> bool:

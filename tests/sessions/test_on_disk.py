@@ -18,7 +18,7 @@ from selfdraft.keeping import DiskSessions
 from selfdraft.llm import LLM
 from selfdraft.params import SamplingParams
 from selfdraft.sessions import PromptSession, SessionBank
-from selfdraft.sessions.disk.store import DiskStore
+from selfdraft.sessions.disk.store import DiskStore, Stored
 from selfdraft.sessions.tree import walk
 from selfdraft.settings import load_settings
 from tests.sessions.test_exact import CHUNK, KINDS, MODELS, Watched, check_bank, check_row
@@ -176,6 +176,18 @@ def test_what_was_kept_before_the_disk_came_is_written_too(tmp_path: Path) -> No
     assert bank.resume("a", bank.root("a").children[0].ids, longer_than=0, drafts=False) is not None
     assert store.flush(20)
     store.close()
+    assert Process(model, tmp_path).ask(tokens, [])[1] == 30
+
+
+def test_what_was_refused_is_offered_again_with_what_follows_it(tmp_path: Path) -> None:
+    model, tokens = MODELS["fp32"], prompt_of(7, 40)
+    process = Process(model, tmp_path)
+    offer = process.store.offer
+    process.store.offer = lambda **boundary: Stored(failed=True)  # type: ignore[method-assign]
+    process.ask(tokens, [10, 20])
+    process.store.offer = offer  # type: ignore[method-assign]
+    assert process.ask([*tokens, 1, 2, 3], [30])[1] == 20
+    process.end()
     assert Process(model, tmp_path).ask(tokens, [])[1] == 30
 
 
