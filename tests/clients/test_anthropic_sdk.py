@@ -58,6 +58,12 @@ def is_weather(given: object) -> bool:
     return isinstance(given, dict) and set(given) == {"city", "unit"} and given["unit"] in ("c", "f")
 
 
+def total(usage: Any) -> int:
+    """Tokens of a prompt, as Anthropic has it: those that were read, and those that were known."""
+    known: int = usage.cache_read_input_tokens
+    return usage.input_tokens + usage.cache_creation_input_tokens + known
+
+
 def test_messages_streamed_and_whole(client: anthropic.Anthropic) -> None:
     whole = ask(client)
     (block,) = whole.content
@@ -71,7 +77,7 @@ def test_messages_streamed_and_whole(client: anthropic.Anthropic) -> None:
     events = list(ask(client, stream=True))
     assert [event.type for event in events[:2]] == ["message_start", "content_block_start"]
     assert [event.type for event in events[-3:]] == ["content_block_stop", "message_delta", "message_stop"]
-    assert events[0].message.usage.input_tokens == whole.usage.input_tokens
+    assert events[0].message.usage.input_tokens == total(whole.usage)
     assert events[-2].usage.output_tokens == 12
 
 
@@ -93,7 +99,7 @@ def test_system_blocks_and_counts(client: anthropic.Anthropic) -> None:
     counts = []
     for system in forms:
         counted = client.messages.count_tokens(model="nano", messages=HELLO, system=system, tools=[WEATHER])  # type: ignore[list-item]
-        assert ask(client, system=system, tools=[WEATHER]).usage.input_tokens == counted.input_tokens
+        assert total(ask(client, system=system, tools=[WEATHER]).usage) == counted.input_tokens
         counts.append(counted.input_tokens)
     assert counts[0] < counts[1] == counts[2] == counts[3]
     assert client.messages.count_tokens(model="nano", messages=HELLO).input_tokens < counts[0]
@@ -121,10 +127,10 @@ def test_calls_and_their_results(client: anthropic.Anthropic, choice: dict[str, 
     back = [*QUESTION, {"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
     second = client.messages.create(**{**CALLING, "messages": back, "max_tokens": 20})
     counted = client.messages.count_tokens(model="nano", messages=back, tools=[WEATHER])  # type: ignore[list-item]
-    assert second.usage.input_tokens == counted.input_tokens
+    assert total(second.usage) == counted.input_tokens
     back[-1] = {"role": "user", "content": [{**result, "content": ""}]}
     without = client.messages.count_tokens(model="nano", messages=back, tools=[WEATHER])  # type: ignore[list-item]
-    assert whole.usage.input_tokens < without.input_tokens < counted.input_tokens
+    assert total(whole.usage) < without.input_tokens < counted.input_tokens
 
 
 def test_free_choices(client: anthropic.Anthropic) -> None:
@@ -136,7 +142,7 @@ def test_free_choices(client: anthropic.Anthropic) -> None:
             {},
         )
     )
-    assert auto.usage.input_tokens > none.usage.input_tokens == bare.usage.input_tokens
+    assert total(auto.usage) > total(none.usage) == total(bare.usage)
     assert none.content == bare.content
 
 

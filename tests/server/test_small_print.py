@@ -170,7 +170,8 @@ def test_messages_are_tokenized_as_a_chat_is(server: Running) -> None:
             usage = chat(client, **{**fields, "max_tokens": 1})["usage"]
             assert found["count"] == len(found["tokens"]) == usage["prompt_tokens"]
         text = client.post("/detokenize", json={"tokens": client.post("/tokenize", json=given).json()["tokens"]}).json()
-        assert "Be brief.\n\nAnd kind." in text["prompt"]
+        assert "Be brief." in text["prompt"]
+        assert "And kind." in text["prompt"]
         assert '"name": "weather"' in text["prompt"]
         for wrong, status, param in [
             ({"messages": HI * 3000}, 413, "messages"),
