@@ -192,6 +192,8 @@ class SessionBank:
                 self._load(each, with_moment=each is node)
                 read = True
             self._touch(each)
+        if self._disk is not None and node.stored is not None:
+            self._disk.touch(node.stored)
         self.figures.disk_hits += read
         spans = [each.span for each in node.path if each.span is not None]
         assert node.moment is not None
@@ -210,7 +212,6 @@ class SessionBank:
             self._forget(node)
             raise
         self._hold(node, span, moment)
-        self._disk.touch(node.stored)
 
     def _hold(self, node: Node, span: Arrays | None, moment: Arrays | None) -> None:
         self.figures.bytes -= node.nbytes

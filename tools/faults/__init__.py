@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .disk import FAULTS as DISK
 from .engine import FAULTS as ENGINE
 from .fault import Fault
 from .server import FAULTS as SERVER
@@ -9,4 +10,4 @@ from .sessions import FAULTS as SESSIONS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK]

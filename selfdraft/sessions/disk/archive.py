@@ -180,15 +180,14 @@ class Archive:
         """
         assert self._index is not None
         with self.lock:
-            names = set(self._blobs_to_go)
-            unknown = names - self.catalogue.references.keys()
+            unknown = self._blobs_to_go - self.catalogue.references.keys()
             rows, used = set(self._rows_to_go), dict(self._used)
         for name in unknown:
             self.folder.remove(name)
         if rows or used:
             self._index.update(rows, used)
         with self.lock:
-            self._blobs_to_go -= names
+            self._blobs_to_go -= unknown | self.catalogue.references.keys()  # as they are now
             self._rows_to_go -= rows
             self._used = {number: when for number, when in self._used.items() if used.get(number) != when}
 

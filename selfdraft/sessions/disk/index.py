@@ -27,7 +27,9 @@ log = logging.getLogger(__name__)
 
 _MOST_USES = 2**62  # sqlite counts up to 2 ** 63
 
-_TABLE = "CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, key TEXT, head BLOB, ids BLOB, used INTEGER)"
+_TABLE = """CREATE TABLE IF NOT EXISTS records (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, head BLOB, ids BLOB, used INTEGER
+)"""
 
 
 @dataclass(frozen=True)

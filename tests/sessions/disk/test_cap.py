@@ -42,10 +42,12 @@ def watched(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
         def stepwise(index: Index, statements: object) -> int:
             index._connection.set_progress_handler(look, 40)
+            index._connection.set_trace_callback(lambda _: look() and None)  # also before the log is emptied
             try:
                 return change(index, statements)  # type: ignore[arg-type]
             finally:
                 index._connection.set_progress_handler(None, 0)
+                index._connection.set_trace_callback(None)
                 look()
 
         patch.setattr(Index, "_change", stepwise)

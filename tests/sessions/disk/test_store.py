@@ -14,6 +14,7 @@ import pytest
 
 from selfdraft.engine import Cut
 from selfdraft.sessions.disk.folder import Damaged
+from selfdraft.sessions.disk.index import Index, Row
 from selfdraft.sessions.disk.store import Stored
 
 from .support import bits, files, is_right, moment, offered, opened, right_ones, span, stored, taken
@@ -87,6 +88,28 @@ def test_files_are_shared(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_shared_file_goes_with_the_last_that_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last is found damaged while the first is being deleted."""
+    store = opened(tmp_path)
+    first, last = stored(store, 1, scope="one"), stored(store, 1, scope="other")
+    archive = store._archive
+    assert archive
+    assert first.entry
+    update = Index.update
+
+    def meanwhile(index: Index, removed: set[int], used: dict[int, int]) -> None:
+        if last.key and last.entry:
+            archive.forget(last.entry)
+        update(index, removed, used)
+
+    monkeypatch.setattr(Index, "update", meanwhile)
+    archive.forget(first.entry)
+    assert store.flush(10)
+    assert store.figures.records == 0
+    assert files(tmp_path) == set()
+    store.close()
+
+
 def test_offering_returns_at_once_and_requests_go_first(tmp_path: Path) -> None:
     running = threading.Event()
     running.set()
@@ -136,6 +159,32 @@ def test_a_child_of_a_parent_that_fails_later_fails(tmp_path: Path) -> None:
     assert (parent.failed, child.failed, first.failed) == (True, True, False)
     assert (parent.waiting, child.waiting) == (False, False)
     assert right_ones(store) == {1, 9}
+    store.close()
+
+
+def test_a_child_whose_parent_goes_while_it_is_written_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    parent = stored(store, 1)
+    archive = store._archive
+    assert archive
+    assert parent.entry
+    add = Index.add
+
+    def meanwhile(index: Index, row: Row, used: int) -> int:
+        assert parent.entry
+        archive.forget(parent.entry)  # as when it is found damaged
+        return add(index, row, used)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "add", meanwhile)
+        assert stored(store, 2, parent).key is None
+    assert files(tmp_path) == set()
+    store.close()
+    store = opened(tmp_path)
+    assert store._archive
+    assert store._archive.incomplete == set()  # its row is gone, too
     store.close()
 
 
