@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import platform
 import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 
 from .llm import LLM
@@ -76,7 +78,7 @@ class DiskSessions:
             model=self._llm.name,
             read=settings.ssd_session_cache == "on",
             busy=self._busy,
-            max_pending=self._llm.sessions.limit,  # what waits is, mostly, in memory anyway
+            max_pending=self._llm.sessions.limit // 4,  # what waits may have left the bank meanwhile
         )
         records = store.records()
         self._remember(records)
@@ -101,6 +103,8 @@ def _facts(llm: LLM) -> dict[str, object]:
     described = llm.describe()
     return {
         "mlx": version("mlx"),
+        "mlx_lm": version("mlx-lm"),
+        "machine": [platform.machine(), platform.processor(), mx.device_info().get("architecture", "")],
         "head": llm.loaded.model.max_depth > 0,
         **{name: described[name] for name in ("device", "blas", "dtype", "quantisation")},
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -214,9 +215,10 @@ class LLM:
             on_prefill=on_prefill,
             prompt_logprobs=prompt_logprobs,
             only_prompt=only_prompt,
-            session=None if only_prompt or prompt_logprobs is not None else self._session(prompted),
         )
         self.engine.check(request)
+        if not only_prompt and prompt_logprobs is None:
+            request = replace(request, session=self._session(prompted))
         return Answer(self.engine, self.tokenizer, request, text, timed=timed)
 
     def _session(self, prompted: Prompted) -> PromptSession | None:

@@ -78,7 +78,7 @@ class Prompts:
 
     def remember(self, prompted: Prompted, tokens: Sequence[int]) -> None:
         """Take note of a prompt and its answer, to be served again where the text is the same."""
-        if self._transcripts is None or prompted.text is None or tokens[-1] not in self._tokenizer.special_ids:
+        if self._transcripts is None or prompted.text is None or not self._cuts(tokens[-1]):
             return
         begun = len(prompted.tokens) - 1  # behind a token of the prompt: decoders may strip what comes first
         before = self._tokenizer.decode(tokens[begun : begun + 1], skip_special=False)
@@ -88,8 +88,12 @@ class Prompts:
 
     def recall(self, scope: str, tokens: Sequence[int]) -> None:
         """Take note of a prompt and its answer of long ago."""
-        if self._transcripts is not None and tokens[-1] in self._tokenizer.special_ids:
+        if self._transcripts is not None and self._cuts(tokens[-1]):
             self._transcripts.add(scope, self._tokenizer.decode(tokens, skip_special=False), tokens)
+
+    def _cuts(self, token: int) -> bool:
+        """Whether what follows a token is tokenised by itself."""
+        return token in self._tokenizer.added.values()
 
     def _tokens(self, text: str, scope: str) -> list[int]:
         known = self._transcripts.longest(scope, text) if self._transcripts else None

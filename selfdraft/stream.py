@@ -66,6 +66,7 @@ class Answer:
     def cancel(self) -> None:
         """End the row; an answer that has not begun ends when it does."""
         self._given_up = True
+        self._ended = None
         if self.row is not None:
             self.engine.cancel(self.row)
 
@@ -91,7 +92,7 @@ class Answer:
         if not row.done:
             return None
         self.over, self.row = True, None
-        self._ended = row if row.request.session else None
+        self._ended = row if row.request.session and row.error is None else None
         if row.error is not None:
             raise row.error
         return Piece(self.text.finish(), result=self._generation(row))

@@ -165,3 +165,9 @@ def test_prefill_progress(llm: Any) -> None:
         llm.engine._prefill._chunk = before
     assert {(8, 30), (16, 30), (24, 30), (29, 30), (30, 30)} <= set(seen)
     assert seen == sorted(set(seen))
+
+
+@pytest.mark.parametrize("token", [-1, 2**31, 2**40])
+def test_ids_out_of_range_are_refused_by_name(llm: Any, token: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"token id {token} is outside"):
+        llm.generate([1, token])

@@ -102,6 +102,8 @@ class Engine:
         assert row.done
         with self._failing([row]):
             self._prefill.settle(row)
+        if row.request.session is not None:
+            row.request.session.release()
 
     def step(self) -> list[Row]:
         """One prefill chunk of a row that is joining, or one cycle of all that run; in turn if there are both.
@@ -180,5 +182,7 @@ class Engine:
             if row.done:
                 log.info("row done: %s", row.describe())
                 self.cycle.drop_ahead(row)
+                if row.request.session is not None:
+                    row.request.session.release()
         self._running = [row for row in self._running if not row.done]
         self._joining = deque(row for row in self._joining if not row.done)

@@ -158,7 +158,7 @@ class Row:
 
     def go_on_from(self, boundary: Boundary) -> None:
         """Begin behind a known prefix of the prompt, which is not forwarded again."""
-        self.statistics.restored_tokens = boundary.state.length
+        self.statistics.restored_tokens += boundary.state.length - self.state.length
         self.state, self.tail, self.cuts = boundary.state, boundary.hidden, boundary.cuts
         self.report_prefill(boundary.state.length)
 

@@ -61,3 +61,6 @@ class Session(Protocol):
 
     def keep(self, tokens: Sequence[int], boundary: Boundary) -> None:
         """Take a boundary behind `tokens`. Its arrays are shared with the row, and neither side writes into them."""
+
+    def release(self) -> None:
+        """The row has ended: what it went on from need not stay for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -213,7 +214,9 @@ def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats:
     async def count(request: Request) -> dict[str, object]:
         asked = read(anthropic_messages.CountRequest, await request.body())
         registry.resolve(asked.model)
-        return anthropic_messages.count_body(await chats.count(anthropic_messages.to_job(asked)))
+        return anthropic_messages.count_body(
+            await chats.count(replace(anthropic_messages.to_job(asked), scope=request.state.owner))
+        )
 
     @app.post(
         "/tokenize",
@@ -227,7 +230,8 @@ def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats:
             raise InvalidRequest("give either prompt or messages", param="prompt")
         llm = service.llm
         if asked.messages:
-            tokens = (await asyncio.to_thread(chats.prompt, openai_chat.to_job(asked), answered=False)).tokens
+            job = replace(openai_chat.to_job(asked), scope=request.state.owner)
+            tokens = (await asyncio.to_thread(chats.prompt, job, answered=False)).tokens
         else:
             tokens = await asyncio.to_thread(llm.tokenizer.encode, asked.prompt or "", special=True)
             bos = llm.tokenizer.bos_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 from collections.abc import Mapping
@@ -126,14 +127,15 @@ class ServerSettings(Settings):
             lines = path.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the key file {path} cannot be used: {error}", param="api_key_file") from error
-        return tuple(_checked_key(key, str(path)) for line in lines if (key := line.strip())) or (
-            _checked_key("", str(path)),
-        )
+        keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
+        return tuple(_checked_key(key, str(path)) for key in keys or [""])
 
 
 def _checked_key(key: str, origin: str) -> str:
-    if len(key) < 16 or not key.isascii() or not key.isprintable():
-        raise InvalidRequest(f"the key in {origin} must be at least 16 printable ASCII characters", param="api_key")
+    if not re.fullmatch(r"[\x21-\x7e]{16,}", key):
+        raise InvalidRequest(
+            f"a key in {origin} must be at least 16 printable ASCII characters without blanks", param="api_key"
+        )
     return key
 
 

@@ -57,6 +57,10 @@ class MemoryBudget:
         """Whether rows that need this much together fit."""
         return needed <= self.total
 
+    def lacking(self, need: int) -> int:
+        """Bytes of `need` that are not free now; 0 where a limit was given, for then nobody asks."""
+        return 0 if self._limited else max(0, need - free_memory())
+
     def check(self, request: Request, *, spare: int = 0) -> int:
         """Bytes a request needs.
 

@@ -268,7 +268,7 @@ class EngineService:
             try:
                 return self._mailbox.get(timeout=_TIDY_SECONDS)
             except queue.Empty:
-                self._make_room(0)
+                self._make_room()
 
     def _admit(self) -> None:
         assert self._budget is not None
@@ -277,9 +277,9 @@ class EngineService:
             if self._running and not self._budget.fits(used + self._waiting[0].memory):
                 return  # it fits alone, as `submit` checked; wait for others to end
             ticket = self._waiting.popleft()
-            self._make_room(used + ticket.memory)
-            self.metrics.queue_seconds.observe(time.perf_counter() - ticket.submitted)
             self._running.append(ticket)
+            self.metrics.queue_seconds.observe(time.perf_counter() - ticket.submitted)
+            self._make_room(ticket.memory)
             try:
                 ticket.answer.begin()
             except Exception as error:
@@ -302,7 +302,9 @@ class EngineService:
                     self._leave(ticket)
                     ended.append(ticket)
         self._deliver(ready)
-        self._settle(ended)
+        if ended:
+            self._make_room()
+            self._settle(ended)
 
     def _settle(self, ended: Sequence[Ticket]) -> None:
         """Keep what ended answers leave for the next turn, once their readers have them."""
@@ -312,12 +314,19 @@ class EngineService:
             except Exception:
                 log.exception("the state behind an answer could not be kept; the next turn forwards its prompt again")
 
-    def _make_room(self, rows: int) -> None:
-        """Let warm prefixes go where rows need their memory."""
+    def _make_room(self, need: int = 0) -> None:
+        """Have warm prefixes hold no more than rows leave of the memory, and give what a newcomer needs and lacks."""
         assert self._llm is not None
         assert self._budget is not None
         if sessions := self._llm.sessions:
-            sessions.shrink(max(0, min(sessions.limit, self._budget.total - rows)))
+            try:
+                rows = sum(ticket.memory for ticket in self._running)
+                lacking = self._budget.lacking(need)
+                sessions.allow(max(0, min(self._budget.total - rows, sessions.limit)))
+                if lacking:
+                    sessions.shrink(max(0, sessions.figures.bytes - lacking))
+            except Exception:
+                log.exception("warm prefixes could not be let go")
 
     def _failed(self, ticket: Ticket, error: Exception) -> Exception:
         """Take out an answer that failed, for whatever reason: the others go on."""

@@ -79,6 +79,7 @@ class SessionBank:
         self._roots: dict[str, Node] = {}
         self._disk: DiskStore | None = None
         self._arrivals: queue.SimpleQueue[tuple[DiskStore, Sequence[tuple[Record, Stored]]]] = queue.SimpleQueue()
+        self._allowed = limit
         self.limit = limit
         self.figures = BankFigures()
 
@@ -135,7 +136,7 @@ class SessionBank:
             self.root(scope),
             ids,
             self._has_span,
-            lambda node: node.moment is not None and node.drafts >= boundary.drafts,
+            lambda node: (node.moment is not None or self._readable(node)) and node.drafts >= boundary.drafts,
         )
         if known is not None and known.end == len(ids):
             self._touch(known)
@@ -148,8 +149,13 @@ class SessionBank:
         self.figures.kept += 1
         self._store(scope, node)
         self._touch(node)
-        self.shrink(self.limit)
+        self.shrink(min(self._allowed, self.limit))
         return node if node.span is not None else None
+
+    def allow(self, limit: int) -> None:
+        """Hold at most `limit` bytes from now on, and never more than the bank's own limit: rows need the rest."""
+        self._allowed = limit
+        self.shrink(min(limit, self.limit))
 
     def shrink(self, limit: int) -> None:
         """Let boundaries go until at most `limit` bytes are held, and those that nobody used for long."""
@@ -171,7 +177,7 @@ class SessionBank:
                 self._age = max(self._age, priority)
                 held[scope] -= self._let_go(node)
         for node in [node for nodes in holders.values() for node in nodes]:
-            if node.span is None and not _on_disk(node) and node.attached:
+            if node.span is None and not self._returns(node) and node.attached:
                 self._forget(node)  # the disk has let it go
 
     def clear(self) -> None:
@@ -199,7 +205,7 @@ class SessionBank:
         assert node.moment is not None
         boundary = join(self._new_state(), spans, node.moment, node.cuts, head=head)
         if read:
-            self.shrink(self.limit)
+            self.shrink(min(self._allowed, self.limit))
         return boundary
 
     def _load(self, node: Node, *, with_moment: bool) -> None:
@@ -229,14 +235,7 @@ class SessionBank:
         before = self.figures.bytes
         self.figures.evicted += 1
         self._hold(node, node.span, None)
-        current: Node | None = node
-        while current is not None and current.parent is not None and current.moment is None:
-            if any(child.span is not None for child in current.children):
-                break
-            self._hold(current, None, None)
-            if not current.children and not _on_disk(current):
-                current.detach()
-            current = current.parent
+        self._prune(node)
         return before - self.figures.bytes
 
     def _forget(self, node: Node) -> None:
@@ -244,6 +243,23 @@ class SessionBank:
         for each in (node, *walk(node)):
             self._hold(each, None, None)
         node.detach()
+        assert node.parent is not None
+        self._prune(node.parent)
+
+    def _prune(self, node: Node) -> None:
+        """Drop spans that no boundary needs, from a node upwards, and nodes of which nothing is left."""
+        current: Node | None = node
+        while current is not None and current.parent is not None and current.moment is None:
+            if any(child.span is not None for child in current.children):
+                return
+            self._hold(current, None, None)
+            if not current.children and not self._returns(current):
+                current.detach()
+            current = current.parent
+
+    def _returns(self, node: Node) -> bool:
+        """Whether it can be had from the disk, or will be."""
+        return self._disk is not None and self._disk.reads and _on_disk(node)
 
     def _has_span(self, node: Node) -> bool:
         return node.span is not None or self._readable(node)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 LAYOUT = 1  # of a boundary's arrays and their names; raise it when these, or how they are computed, change
 
 _BLOCK = 2**22
-_KINDS = ("*.safetensors", "*.json", "*.jinja")
+_KINDS = ("**/*.safetensors", "*.json", "*.jinja")  # an index may name weights in folders below
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -35,7 +35,7 @@ def identity(folder: Path, facts: Mapping[str, object], notebook: Path) -> str:
     """
     known = _read(notebook)
     files = sorted(path for kind in _KINDS for path in folder.glob(kind) if path.is_file())
-    digests = {path.name: _digest(path, known) for path in files}
+    digests = {str(path.relative_to(folder)): _digest(path, known) for path in files}
     _write(notebook, known)
     content = {"layout": LAYOUT, "files": digests, **facts}
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
@@ -44,7 +44,7 @@ def identity(folder: Path, facts: Mapping[str, object], notebook: Path) -> str:
 def _digest(path: Path, known: dict[str, str]) -> str:
     """SHA-256 of a file; without reading it where it is known for a file of this path, size, time and number."""
     target = path.resolve()
-    if _SHA256.fullmatch(target.name):  # large files of the Hugging Face cache are named by it
+    if target.parent.name == "blobs" and _SHA256.fullmatch(target.name):  # large files of the Hugging Face cache
         return target.name
     status = target.stat()
     key = f"{target}|{status.st_size}|{status.st_mtime_ns}|{status.st_ino}"

@@ -37,7 +37,7 @@ class PromptSession:
         self._scope = scope
         self._prompt = np.array(prompt, dtype=np.int32)
         self._on_reply = on_reply
-        self._node: Node = bank.root(scope)
+        self._node: Node | None = None  # the root of its scope; the bank is the engine's thread's alone
         self.stops = sorted({stop for stop in stops if 0 < stop < len(prompt)})
 
     def resume(self, length: int, *, drafts: bool) -> Boundary | None:
@@ -51,13 +51,19 @@ class PromptSession:
     def keep(self, tokens: Sequence[int], boundary: Boundary) -> None:
         """See `engine.Session`."""
         reply = len(tokens) > len(self._prompt)
-        node = self._bank.keep(self._scope, self._node, tokens, boundary, reply=reply)
+        behind = self._node or self._bank.root(self._scope)
+        node = self._bank.keep(self._scope, behind, tokens, boundary, reply=reply)
         if node is not None:
             self._move_to(node)
         if reply and self._on_reply:
             self._on_reply(tokens)
 
+    def release(self) -> None:
+        """See `engine.Session`."""
+        if self._node is not None:
+            self._node.users.discard(self)
+
     def _move_to(self, node: Node) -> None:
-        self._node.users.discard(self)
+        self.release()
         node.users.add(self)
         self._node = node

@@ -26,8 +26,8 @@ class Tokenizer:
         bos_id: the id a raw prompt must begin with, or None. `encode` never adds it: a rendered template
             already writes it where it belongs, so only a caller that encodes a bare prompt prepends it.
         special_ids: ids `decode` skips: the tokens flagged special, and eos_ids.
-        added: texts of the tokens that are cut out of a text before all else; what stands before one is tokenised
-            whatever follows it.
+        added: text and id of the tokens that are cut out of a text before all else, and of nothing around them: what
+            stands on either side of one is tokenised by itself.
     """
 
     def __init__(
@@ -42,9 +42,11 @@ class Tokenizer:
         added = library.get_added_tokens_decoder()
         self._flagged: frozenset[int] = frozenset(int(id) for id, token in added.items() if token.special)
         self.special_ids: frozenset[int] = self._flagged | self.eos_ids
-        self.added: tuple[str, ...] = tuple(
-            token.content for token in added.values() if not (token.lstrip or token.rstrip or token.single_word)
-        )
+        self.added: dict[str, int] = {
+            token.content: int(id)
+            for id, token in added.items()
+            if not (token.lstrip or token.rstrip or token.single_word)
+        }
         self._anchor: int | None = library.token_to_id("a")
         self._texts: dict[int, str] = {}  # of `token_text`, at most the vocabulary
         self._partial: dict[int, bytes] = {}  # of `token_bytes`, where the text does not tell

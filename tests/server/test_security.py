@@ -199,12 +199,29 @@ def test_other_machines_need_a_key(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="chmod 600"):
         load_server_settings(api_key_file=path).access()
     path.chmod(0o600)
-    for content in ("short", f"{KEY}\nshort\n", "\n"):
+    for content in ("short", f"{KEY}\nshort\n", "\n", "# a comment that is long enough\n", "blanks between sixteen\n"):
         path.write_text(content)
         with pytest.raises(InvalidRequest, match="at least 16"):
             load_server_settings(api_key_file=path).access()
-    path.write_text(f"{KEY}\n\n  {KEY}2\n")
+    path.write_text(f"# whose it is\n{KEY}\n\n  {KEY}2\n")
     assert load_server_settings(api_key_file=path).access().keys == (KEY, f"{KEY}2")
+
+
+def test_counting_tokens_says_nothing_of_what_others_said(load_nano: Callable[[], LLM]) -> None:
+    """Ids that were committed for this machine's user are not served to a key."""
+    messages = [{"role": "user", "content": "hello"}]
+    with running(load_nano, api_key=KEY) as server, server.client(headers={"x-api-key": KEY}) as client:
+        llm = server.service.llm
+        text = llm.prompts.chat(messages).text or ""
+        letters = [id for letter in text for id in llm.tokenizer.encode(letter, special=False)]
+        assert llm.sessions is not None
+        llm.prompts._transcripts.add(LOCAL, text, letters)  # type: ignore[union-attr]
+        body = {"model": "nano", "messages": messages, "chat_template_kwargs": {"enable_thinking": False}}
+        found = client.post("/tokenize", json=body).json()
+        counted = client.post("/v1/messages/count_tokens", json={"model": "nano", "messages": messages}).json()
+        assert llm.prompts.chat(messages).tokens == letters
+    assert found["tokens"] == llm.tokenizer.encode(text, special=True)
+    assert counted["input_tokens"] < len(letters)
 
 
 def test_each_key_of_a_file_opens_and_says_whose_a_request_is(tmp_path: Path, load_nano: Callable[[], LLM]) -> None:

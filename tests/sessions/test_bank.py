@@ -157,6 +157,45 @@ def test_spans_stay_as_long_as_a_boundary_behind_them() -> None:
     assert (ends(bank), bank.figures.bytes, bank.root("a").children) == ([], 0, [])
 
 
+def test_a_session_touches_nothing_of_the_bank_before_its_row_runs() -> None:
+    """It is made on another thread than the engine's."""
+    bank = bank_of()
+    PromptSession(bank, "a", prompt(1), [10])
+    assert bank._roots == {}
+
+
+def test_what_rows_need_is_not_taken_back_while_they_run() -> None:
+    bank = bank_of()
+    run(bank, prompt(1), [10])
+    bank.allow(0)
+    run(bank, prompt(2), [10], reply=3)
+    assert (ends(bank), bank.figures.bytes) == ([], 0)
+    bank.allow(PLENTY)
+    run(bank, prompt(3), [10])
+    assert ends(bank) == [10]
+
+
+def test_an_answer_that_nobody_reads_holds_nothing() -> None:
+    bank, tokens, engine = bank_of(), prompt(7), Engine(MODEL)
+    run(bank, tokens, [10])
+    session = PromptSession(bank, "a", tokens, [15])
+    engine.add(Request(tokens, params(temperature=0.0, max_tokens=3), session=session))
+    finish(engine)  # it is over, not settled, and its session is still there
+    bank.shrink(0)
+    assert ends(bank) == []
+
+
+def test_tokens_a_row_forwarded_itself_are_not_counted_as_restored() -> None:
+    bank, engine, tokens = bank_of(), Engine(MODEL, prefill_chunk=8), prompt(4, 30)
+    row = engine.add(
+        Request(tokens, params(temperature=0.0, max_tokens=2), session=PromptSession(bank, "a", tokens, []))
+    )
+    engine.step()
+    run(bank, tokens, [20])
+    finish(engine)
+    assert row.statistics.restored_tokens == 20 - 8
+
+
 def test_what_a_running_row_goes_on_from_stays() -> None:
     bank, tokens = bank_of(), prompt(7)
     run(bank, tokens, [10])

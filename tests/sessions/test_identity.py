@@ -52,6 +52,24 @@ def test_what_no_state_hangs_on_changes_nothing(folder: Path, tmp_path: Path) ->
     assert identity(tmp_path / "moved", FACTS, tmp_path / "other notes") == before
 
 
+def test_weights_in_a_folder_below_count(folder: Path, tmp_path: Path) -> None:
+    (folder / "parts").mkdir()
+    (folder / "parts" / "one.safetensors").write_bytes(b"1" * 99)
+    before = identity(folder, FACTS, tmp_path / "notes")
+    (folder / "parts" / "one.safetensors").write_bytes(b"2" * 99)
+    assert identity(folder, FACTS, tmp_path / "notes") != before
+
+
+def test_a_file_that_is_named_like_a_digest_is_read_all_the_same(folder: Path, tmp_path: Path) -> None:
+    path = folder / f"{'a' * 64}"
+    path.write_bytes(b"1" * 99)
+    (folder / "linked.safetensors").symlink_to(path)
+    before = identity(folder, FACTS, tmp_path / "notes")
+    path.write_bytes(b"2" * 99)
+    os.utime(path, ns=(1, 1))
+    assert identity(folder, FACTS, tmp_path / "notes") != before
+
+
 def test_files_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = identity(folder, FACTS, tmp_path / "notes")
     monkeypatch.setattr(hashlib, "sha256", _no_file(hashlib.sha256))
@@ -68,7 +86,8 @@ def _no_file(real: Any) -> Any:
 
 def test_names_of_the_hugging_face_cache_are_digests(folder: Path, tmp_path: Path) -> None:
     content = b"weights" * 99
-    blob = tmp_path / hashlib.sha256(content).hexdigest()
+    (tmp_path / "blobs").mkdir()
+    blob = tmp_path / "blobs" / hashlib.sha256(content).hexdigest()
     blob.write_bytes(content)
     (folder / "model.safetensors").write_bytes(content)
     plain = identity(folder, FACTS, tmp_path / "notes")

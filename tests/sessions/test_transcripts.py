@@ -27,7 +27,7 @@ def test_the_newest_ids_of_a_text_count() -> None:
 
 @pytest.mark.parametrize("used", [False, True])
 def test_the_least_recently_used_is_forgotten(used: bool) -> None:
-    known = Transcripts(characters=20)
+    known = Transcripts(limit=400)
     known.add("a", "a" * 8, [1])
     known.add("a", "b" * 8, [2])
     if used:
@@ -35,3 +35,13 @@ def test_the_least_recently_used_is_forgotten(used: bool) -> None:
     known.add("a", "c" * 8, [3])
     assert (known.longest("a", "a" * 9) is not None) == used
     assert (known.longest("a", "b" * 9) is None) == used
+
+
+def test_a_flood_of_one_forgets_its_own() -> None:
+    known = Transcripts(limit=1000)
+    known.add("quiet", "mine", [1])
+    for n in range(50):
+        known.add("loud", f"text {n}", [n])
+    assert known.longest("quiet", "mine and more") == ("mine", [1])
+    assert known.longest("loud", "text 49") == ("text 49", [49])
+    assert known.longest("loud", "text 1") is None

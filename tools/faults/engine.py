@@ -71,6 +71,13 @@ FAULTS = [
         "tests/engine/test_running_ahead.py",
     ),
     Fault(
+        "a prompt is cut otherwise with drafts",
+        "engine/prefill.py",
+        "[(start // self._chunk + 1) * self._chunk, body]",
+        "[start + self._chunk // (1 + row.drafts), body]",
+        "tests/models/test_parity_reference.py -k prefill",
+    ),
+    Fault(
         "a cancelled row is forwarded to the end of its chunk",
         "engine/prefill.py",
         "            if row.done:\n                return\n        mx.eval(state.arrays(), row.tail)",

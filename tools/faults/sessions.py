@@ -78,7 +78,7 @@ FAULTS = [
     Fault(
         "spans leave under boundaries that need them",
         "sessions/bank.py",
-        "if any(child.span is not None for child in current.children):\n                break\n            ",
+        "if any(child.span is not None for child in current.children):\n                return\n            ",
         "",
         BANK,
     ),
@@ -106,14 +106,14 @@ FAULTS = [
     Fault(
         "another scope's transcripts",
         "sessions/transcripts.py",
-        "if owner == scope and text.startswith(each)",
-        "if text.startswith(each)",
+        "known = self._known.get(scope, OrderedDict())",
+        "known = next(iter(self._known.values()), OrderedDict())",
         PROMPTS,
     ),
     Fault(
         "ids served although their text is cut inside a word",
         "prompts.py",
-        "prompted.text is None or tokens[-1] not in self._tokenizer.special_ids",
+        "prompted.text is None or not self._cuts(tokens[-1])",
         "prompted.text is None",
         PROMPTS,
     ),
@@ -121,8 +121,8 @@ FAULTS = [
     Fault(
         "the template is no part of the identity",
         "sessions/identity.py",
-        '"*.safetensors", "*.json", "*.jinja"',
-        '"*.safetensors", "*.json"',
+        '"**/*.safetensors", "*.json", "*.jinja"',
+        '"**/*.safetensors", "*.json"',
         "tests/sessions/test_identity.py",
     ),
     Fault(
