@@ -10,6 +10,7 @@ from typing import Any
 
 import selfdraft
 from selfdraft.llm import LLM
+from selfdraft.prompts import Prompted
 from selfdraft.stream import Answer
 from tests.support.checkpoints import add_text_side
 from tests.support.nano import SMALLER, nano_model, write_checkpoint
@@ -41,10 +42,10 @@ def load_scripted(folder: Path, script: Callable[[str], str]) -> LLM:
     llm = selfdraft.load(str(folder))
     answer = llm.answer
 
-    def scripted(tokens: Sequence[int], *given: Any, **options: Any) -> Answer:
-        said = script(llm.tokenizer.decode(tokens, skip_special=False))
+    def scripted(prompted: Prompted, *given: Any, **options: Any) -> Answer:
+        said = script(llm.tokenizer.decode(prompted.tokens, skip_special=False))
         options["grammar"] = llm.grammars.lark(_sentence(said))
-        return answer(tokens, *given, **options)
+        return answer(prompted, *given, **options)
 
     llm.answer = scripted  # type: ignore[method-assign]
     return llm
