@@ -15,6 +15,7 @@ from .device import active_blas, choose_dtype
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .memory import free_memory
+from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
 from .models.loader import LoadedModel, build_model
 from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
@@ -76,6 +77,7 @@ class LLM:
         asked = settings.session_cache_max_bytes
         limit = int(_SESSION_SHARE * free_memory()) if asked is None else int(asked)
         self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
+        self._stride = _stride(loaded.model, engine.prefill_chunk)
         self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
         self.notes = notes
         self.defaults = _defaults(checkpoint)
@@ -232,16 +234,6 @@ class LLM:
         return PromptSession(self.sessions, prompted.scope, prompted.tokens, stops, on_reply=remember)
 
     @cached_property
-    def _stride(self) -> int:
-        """Tokens of a long prompt between boundaries that no message asks for: states that do not grow with the prompt
-        are then at most a quarter of what does."""
-        model, chunk = self.loaded.model, self.engine.prefill_chunk
-        fixed = sum(layer.window.nbytes + layer.memory.nbytes for layer in model.new_state().recurrent)
-        many = 4096 * chunk  # a few tokens more may not need a byte more: buffers grow by whole blocks
-        per_token = (model.row_bytes(2 * many) - model.row_bytes(many)) / many
-        return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
-
-    @cached_property
     def grammars(self) -> Grammars:
         """Compiles what an answer can be held to: JSON schemas, Lark grammars, regular expressions.
 
@@ -313,6 +305,15 @@ class LLM:
         """Where the time of all cycles so far went; None unless loaded with profile=True."""
         cycle = self.engine.cycle
         return cycle.report() if isinstance(cycle, ProfiledCycle) else None
+
+
+def _stride(model: Model, chunk: int) -> int:
+    """Tokens of a long prompt between boundaries that no message asks for: states that do not grow with the prompt are
+    then at most a quarter of what does."""
+    fixed = sum(layer.window.nbytes + layer.memory.nbytes for layer in model.new_state().recurrent)
+    many = 4096 * chunk  # a few tokens more may not need a byte more: buffers grow by whole blocks
+    per_token = (model.row_bytes(2 * many) - model.row_bytes(many)) / many
+    return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
 
 
 def _defaults(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -100,12 +100,8 @@ class SessionBank:
             drafts: it must hold the head's history.
         """
         self._take_arrivals()
-
-        def usable(node: Node) -> bool:
-            return (node.moment is not None or self._readable(node)) and node.drafts >= drafts
-
         while True:
-            node = longest(self.root(scope), prompt, self._has_span, usable)
+            node = self._longest(scope, prompt, drafts=drafts)
             if node is None or node.end <= longer_than:
                 self.figures.misses += longer_than == 0
                 return None
@@ -132,12 +128,7 @@ class SessionBank:
         """
         self._take_arrivals()
         ids = np.array(tokens, dtype=np.int32)
-        known = longest(
-            self.root(scope),
-            ids,
-            self._has_span,
-            lambda node: (node.moment is not None or self._readable(node)) and node.drafts >= boundary.drafts,
-        )
+        known = self._longest(scope, ids, drafts=boundary.drafts)
         if known is not None and known.end == len(ids):
             self._touch(known)
             return None
@@ -149,13 +140,13 @@ class SessionBank:
         self.figures.kept += 1
         self._store(scope, node)
         self._touch(node)
-        self.shrink(min(self._allowed, self.limit))
+        self.shrink(self._room)
         return node if node.span is not None else None
 
     def allow(self, limit: int) -> None:
         """Hold at most `limit` bytes from now on, and never more than the bank's own limit: rows need the rest."""
         self._allowed = limit
-        self.shrink(min(limit, self.limit))
+        self.shrink(self._room)
 
     def shrink(self, limit: int) -> None:
         """Let boundaries go until at most `limit` bytes are held, and those that nobody used for long."""
@@ -186,6 +177,17 @@ class SessionBank:
             for child in root.children:
                 self._forget(child)
 
+    @property
+    def _room(self) -> int:
+        """Bytes it may hold now."""
+        return min(self._allowed, self.limit)
+
+    def _longest(self, scope: str, ids: Ids, *, drafts: bool) -> Node | None:
+        def usable(node: Node) -> bool:
+            return (node.moment is not None or self._readable(node)) and node.drafts >= drafts
+
+        return longest(self.root(scope), ids, self._has_span, usable)
+
     def _restored(self, node: Node, *, head: bool) -> Boundary:
         """A boundary as arrays; what is not in memory is read and stays there.
 
@@ -205,7 +207,7 @@ class SessionBank:
         assert node.moment is not None
         boundary = join(self._new_state(), spans, node.moment, node.cuts, head=head)
         if read:
-            self.shrink(min(self._allowed, self.limit))
+            self.shrink(self._room)
         return boundary
 
     def _load(self, node: Node, *, with_moment: bool) -> None:
