@@ -60,8 +60,11 @@ def main() -> None:
         flags = ("--ssd-session-cache-dir", cache, "--ssd-session-cache", "on")
         ours_at = partial(ours, options.model, *flags)
         stock_at = partial(stock, folder, description["blas"], prompt_cache=10)
-        rows = [_measure(llm, ours_at, stock_at, length, options.rounds) for length in lengths]
-    _print(rows)
+        _print_head()
+        rows = []
+        for length in lengths:
+            rows.append(_measure(llm, ours_at, stock_at, length, options.rounds))
+            _print(rows[-1])
     if options.output:
         report = {
             "schema_version": SCHEMA_VERSION,
@@ -183,26 +186,29 @@ def _spread(values: Sequence[float]) -> list[float]:
     return [round(statistics.median(values), 1), round(min(values), 1), round(max(values), 1)]
 
 
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    names = {
-        "cold": "cold",
-        "warm": "warm in memory",
-        "warm_from_disk": "warm on disk",
-        "mlx_lm_cold": "mlx_lm.server cold",
-        "mlx_lm_warm": "mlx_lm.server warm",
-    }
-    print(f"{'history':>8}  {'':<20}{'first token ms':>15}  {'spread':<18}{'forwarded':>10}")
-    for row in rows:
-        for key, name in names.items():
-            median, low, high = row[key]["first_token_ms"]
-            forwarded = row[key]["forwarded_tokens"]
-            print(
-                f"{row['history_tokens']:>8}  {name:<20}{median:>15.0f}  {f'{low:.0f}-{high:.0f}':<18}{forwarded:>10}"
-            )
-        print(
-            f"{'':>10}restart to first token {row['restart_to_first_token_ms'][0]:.0f} ms; "
-            f"{row['bytes_written_a_turn'][0] / 2**20:.1f} MiB written a turn"
-        )
+NAMES = {
+    "cold": "cold",
+    "warm": "warm in memory",
+    "warm_from_disk": "warm on disk",
+    "mlx_lm_cold": "mlx_lm.server cold",
+    "mlx_lm_warm": "mlx_lm.server warm",
+}
+
+
+def _print_head() -> None:
+    print(f"{'history':>8}  {'':<20}{'first token ms':>15}  {'spread':<18}{'forwarded':>10}", flush=True)
+
+
+def _print(row: dict[str, Any]) -> None:
+    for key, name in NAMES.items():
+        median, low, high = row[key]["first_token_ms"]
+        forwarded = row[key]["forwarded_tokens"]
+        print(f"{row['history_tokens']:>8}  {name:<20}{median:>15.0f}  {f'{low:.0f}-{high:.0f}':<18}{forwarded:>10}")
+    print(
+        f"{'':>10}restart to first token {row['restart_to_first_token_ms'][0]:.0f} ms; "
+        f"{row['bytes_written_a_turn'][0] / 2**20:.1f} MiB written a turn",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

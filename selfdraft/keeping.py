@@ -5,22 +5,23 @@ from __future__ import annotations
 import logging
 import platform
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from .llm import LLM
-from .sessions.disk.store import DiskFigures, DiskStore, Record, Stored
+from .sessions.disk.store import DiskFigures, DiskStore, Record
 from .sessions.identity import identity
+from .sessions.transcripts import TEXT_BYTES
 
 __all__ = ["DiskSessions"]
 
 log = logging.getLogger(__name__)
 
 NOTEBOOK = "digests.json"
+
+_BYTES_A_TOKEN = 8  # of a text and its ids, about
 
 
 class DiskSessions:
@@ -31,11 +32,13 @@ class DiskSessions:
     Args:
         llm: its settings say where, how much, and whether at all.
         busy: whether requests run, which go before writing.
+        owners: how many scopes there may be.
     """
 
-    def __init__(self, llm: LLM, *, busy: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, llm: LLM, *, busy: Callable[[], bool] = lambda: False, owners: int = 1) -> None:
         self._llm = llm
         self._busy = busy
+        self._owners = owners
         self._store: DiskStore | None = None
         self._closing = False
         self._lock = threading.Lock()
@@ -78,24 +81,40 @@ class DiskSessions:
             model=self._llm.name,
             read=settings.ssd_session_cache == "on",
             busy=self._busy,
+            owners=self._owners,
+            kv_bits=8 if settings.ssd_session_cache_kv == "8bit" else None,
             max_pending=self._llm.sessions.limit // 4,  # what waits may have left the bank meanwhile
         )
         records = store.records()
-        self._remember(records)
         with self._lock:
             if self._closing:
                 store.close(0)
                 return
             self._store = store
         self._llm.sessions.attach(store, records)
+        self._remember([record for record, _ in records])
 
-    def _remember(self, records: Sequence[tuple[Record, Stored]]) -> None:
-        """Texts of the conversations on disk."""
-        ids: dict[str | None, np.ndarray[Any, np.dtype[np.int32]]] = {None: np.zeros(0, dtype=np.int32)}
-        for record, _ in records:
-            ids[record.key] = np.concatenate([ids[record.parent], record.ids])
-            if record.reply:
-                self._llm.prompts.recall(record.scope, ids[record.key].tolist())
+    def _remember(self, records: Sequence[Record]) -> None:
+        """Texts of the conversations on disk, of those used last as many as may be held."""
+        known = {record.key: record for record in records}
+        chosen: list[tuple[str, list[int]]] = []
+        room = TEXT_BYTES // _BYTES_A_TOKEN
+        for record in sorted((record for record in records if record.reply), key=lambda each: -each.used):
+            ids = _tokens(record, known)
+            room -= len(ids)
+            if room < 0:
+                break
+            chosen.append((record.scope, ids))
+        for scope, ids in reversed(chosen):  # the last one used is the last to be forgotten
+            self._llm.prompts.recall(scope, ids)
+
+
+def _tokens(record: Record, known: Mapping[str, Record]) -> list[int]:
+    """All ids of a record, of what it stands behind, too."""
+    path = [record]
+    while path[-1].parent:
+        path.append(known[path[-1].parent])
+    return [token for each in reversed(path) for token in each.ids.tolist()]
 
 
 def _facts(llm: LLM) -> dict[str, object]:

@@ -140,10 +140,11 @@ class LLM:
         running = dict(enumerate(streams))
         while running:
             for index, stream in list(running.items()):
-                piece = next(stream)
-                if piece.result is not None:
-                    results[index] = piece.result
+                piece = next(stream, None)
+                if piece is None:  # asked once more behind its last piece, a stream leaves what it knows
                     del running[index]
+                elif piece.result is not None:
+                    results[index] = piece.result
         return [result for result in results if result is not None]
 
     def stream(
@@ -219,7 +220,7 @@ class LLM:
             only_prompt=only_prompt,
         )
         self.engine.check(request)
-        if not only_prompt and prompt_logprobs is None:
+        if params.cache_prompt and not only_prompt and prompt_logprobs is None:
             request = replace(request, session=self._session(prompted))
         return Answer(self.engine, self.tokenizer, request, text, timed=timed)
 

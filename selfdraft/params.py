@@ -53,6 +53,7 @@ class SamplingParams:
         logprobs: None for none; N for the chosen token's raw log-probability and the N most likely ones.
         ignore_eos: go on after an end token.
         min_tokens: no end token and no stop string before this many tokens.
+        cache_prompt: go on from warm prefixes, and leave some; changes no token.
 
     Raises:
         InvalidRequest: a value out of its range, with the value and the range.
@@ -73,6 +74,7 @@ class SamplingParams:
     logprobs: int | None = None
     ignore_eos: bool = False
     min_tokens: int = 0
+    cache_prompt: bool = True
 
     def __post_init__(self) -> None:
         if self.depth != "auto":
@@ -94,8 +96,9 @@ class SamplingParams:
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}); lower one or raise the other",
                 param="min_tokens",
             )
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequest(f"ignore_eos must be true or false, not {self.ignore_eos!r}", param="ignore_eos")
+        for name in ("ignore_eos", "cache_prompt"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false, not {value!r}", param=name)
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 

@@ -4,6 +4,7 @@ request of the conversation may want to go on. Knows templates and tokenizers; n
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ __all__ = ["LOCAL", "Prompted", "Prompts"]
 LOCAL = "local"  # the scope of whoever needs no key
 
 NEAR = 32  # tokens: of two stops that are closer than this one is not worth its state
+_PATIENCE = 1.0  # seconds: a conversation that takes longer is not rendered again to find where the next one forks
 _WINDOW = 4096  # characters before a fork in which a special token is looked for
 
 Message = Mapping[str, Any]
@@ -61,9 +63,11 @@ class Prompts:
         """
         if self._template is None:
             raise InvalidRequest("this checkpoint has no chat template; use raw=True (--raw)", param="messages")
+        begin = time.monotonic()
         text = self._template.render(messages, **arguments)
+        slow = time.monotonic() - begin > _PATIENCE
         tokens = self._tokens(text, scope)
-        if self._transcripts is None or not answered:
+        if self._transcripts is None or not answered or slow:
             return Prompted(tokens, text, scope=scope)
         forks = [self._fork(text, other) for other in self._others(messages, arguments)]
         return Prompted(tokens, text, self._stops(text, tokens, forks), scope)

@@ -72,6 +72,7 @@ class Settings(StoredSettings):
         ssd_session_cache_dir: where; None for the user's cache folder.
         ssd_session_cache_max_bytes: most bytes of that folder.
         ssd_session_cache_hourly: most bytes written there in an hour.
+        ssd_session_cache_kv: how keys and values are stored there: "exact", or "8bit", which changes them.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("",)
@@ -85,6 +86,7 @@ class Settings(StoredSettings):
     ssd_session_cache_dir: Path | None = None
     ssd_session_cache_max_bytes: ByteSize = ByteSize(20 * 2**30)
     ssd_session_cache_hourly: ByteSize = ByteSize(40 * 2**30)
+    ssd_session_cache_kv: Literal["exact", "8bit"] = "exact"
 
     @property
     def session_folder(self) -> Path:
@@ -92,6 +94,8 @@ class Settings(StoredSettings):
         folder = self.ssd_session_cache_dir
         return folder.expanduser() if folder else platformdirs.user_cache_path("selfdraft") / "sessions"
 
+
+_SIZE = ": a number of bytes, or a size such as 500MB, 4GiB or 1.5GiB"
 
 Kind = TypeVar("Kind", bound=StoredSettings)
 
@@ -121,7 +125,8 @@ def checked(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
         first = error.errors()[0]
         name = str(first["loc"][0])
         variable = f"{kind.model_config['env_prefix']}{name}".upper()
-        message = f"setting {name} ({variable}): {first['msg']}; got {first['input']!r}"
+        remedy = _SIZE if str(first["type"]).startswith("byte_size") else ""
+        message = f"setting {name} ({variable}): {first['msg']}{remedy}; got {first['input']!r}"
         if name not in given and not any(os.environ[each] for each in os.environ if each.upper() == variable):
             message = f"{settings_path()}: {message}. Correct that line, or delete it to have the default back"
         raise InvalidRequest(message, param=name) from error

@@ -196,3 +196,14 @@ def test_without_a_cache_nothing_is_rendered_twice(tmp_path: Path, llm: LLM) -> 
     template = Counted(PLAIN)
     Prompts(llm.tokenizer, template, None).chat(TURNS["third"])
     assert template.rendered == 1
+
+
+def test_a_conversation_that_renders_slowly_is_rendered_once(plain: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(0.0, 1.5)
+    monkeypatch.setattr("selfdraft.prompts.time.monotonic", lambda: next(clock))
+    rendered: list[int] = []
+    render = ChatTemplate.render
+    monkeypatch.setattr(ChatTemplate, "render", lambda self, *a, **k: rendered.append(1) or render(self, *a, **k))
+    prompted = plain.prompts.chat([{"role": "user", "content": LONG}])
+    assert len(rendered) == 1
+    assert prompted.stops == ()

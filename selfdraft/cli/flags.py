@@ -194,6 +194,16 @@ class SessionFlags(EngineFlags):
             "SIZE",
         ),
     ] = None
+    ssd_session_cache_kv: Annotated[
+        Literal["exact", "8bit"] | None,
+        flag(
+            "--ssd-session-cache-kv",
+            "How keys and values are stored there: exact, or 8bit, which is smaller and not quite what was computed. "
+            "Default: exact.",
+            _SESSIONS,
+            "FORM",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -37,6 +37,7 @@ _NOTES = {
     "timings_per_token": "figures of speed and acceptance with every piece of a stream",
     "ignore_eos": "go on behind the end token",
     "min_tokens": "no end before so many tokens",
+    "cache_prompt": "whether to go on from warm prefixes and leave some; on if not said",
     "enable_thinking": "whether the template opens the reasoning",
     "thinking_budget": "most tokens of reasoning",
     "chat_template_kwargs": "variables of the chat template",

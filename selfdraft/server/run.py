@@ -84,6 +84,7 @@ class Server:
             waiting=settings.queue,
             metrics=Metrics(),
             memory=settings.memory_limit * _MIB if settings.memory_limit else None,
+            owners=max(1, len(settings.keys())),
         )
         registry = Registry(name, settings.alias, lenient=settings.loopback and not settings.strict_model)
         config = uvicorn.Config(

@@ -31,6 +31,7 @@ BODY_SECONDS = 60.0  # from the headers of a request to the end of its body
 # settings in it), and what a supervisor asks.
 OPEN_PATHS = ("/", "/docs", "/openapi.json", "/health", "/favicon.ico")
 OPEN_PREFIX = "/page/"
+METRICS = "/metrics"  # where one key could watch another's requests
 
 _HOST = re.compile(r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::(\d{1,5}))?$")
 
@@ -99,7 +100,7 @@ class Gate:
             send = _with_cors(send, allowed)  # of refusals too: the page should be able to say why
         key = self._access.key_of(headers)
         scope.setdefault("state", {})["owner"] = owner_of(key)
-        refusal = self._refusal(scope, headers, known=key is not None)
+        refusal = self._refusal(scope, headers, key)
         if refusal is not None:
             await self._refuse(scope, refusal)(scope, receive, send)
             return
@@ -112,7 +113,7 @@ class Gate:
         except _Refused as refused:
             await self._refuse(scope, refused.error)(scope, receive, send)
 
-    def _refusal(self, scope: Scope, headers: Headers, *, known: bool) -> HttpError | None:
+    def _refusal(self, scope: Scope, headers: Headers, key: str | None) -> HttpError | None:
         if len(headers.getlist("host")) != 1 or (name := host_name(headers["host"])) is None:
             return HttpError("the Host header is missing or malformed", status=400, code="bad_host")
         if not self._known(name):
@@ -132,12 +133,18 @@ class Gate:
         if not length.isdecimal() or int(length) > self._access.max_body:
             return _too_large(self._access.max_body)
         preflight = scope["method"] == "OPTIONS" and origin in self._access.origins
-        if self._access.keys and not known and not preflight and not _is_open(scope):
+        if self._access.keys and key is None and not preflight and not _is_open(scope):
             what = "the API key is wrong" if any(_given_keys(headers)) else "an API key is needed"
             return HttpError(
                 f"{what}: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`",
                 status=401,
                 code="invalid_api_key",
+            )
+        if scope["path"] == METRICS and key is not None and key != self._access.keys[0]:
+            return HttpError(
+                "these figures are about everybody's requests: only the first of the API keys may read them",
+                status=403,
+                code="not_permitted",
             )
         return None
 

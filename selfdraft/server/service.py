@@ -70,15 +70,25 @@ class EngineService:
         rows: most answers that run side by side.
         waiting: most answers that wait for a place.
         metrics: where counts go.
+        memory: most bytes to use; None for what is free.
+        owners: how many API keys share the session cache.
 
     Attributes:
         disk: warm prefixes on disk; None as long as there is no model.
     """
 
     def __init__(
-        self, load: Callable[[], LLM], *, rows: int, waiting: int, metrics: Metrics, memory: int | None = None
+        self,
+        load: Callable[[], LLM],
+        *,
+        rows: int,
+        waiting: int,
+        metrics: Metrics,
+        memory: int | None = None,
+        owners: int = 1,
     ) -> None:
         self._load = load
+        self._owners = owners
         self._most_rows = rows
         self._most_waiting = waiting
         self._memory_limit = memory
@@ -230,7 +240,7 @@ class EngineService:
             self._budget = MemoryBudget(llm.loaded, self._memory_limit)
             reply = self._budget.reply_tokens()
             llm.defaults["max_tokens"] = min(llm.defaults.get("max_tokens", reply), reply)
-            self.disk = DiskSessions(llm, busy=lambda: self.busy)
+            self.disk = DiskSessions(llm, busy=lambda: self.busy, owners=self._owners)
             self.disk.ready(_DISK_SECONDS)
             self._llm = llm  # from here on requests come in
             while self._turn(llm):

@@ -184,7 +184,8 @@ class SessionBank:
 
     def _longest(self, scope: str, ids: Ids, *, drafts: bool) -> Node | None:
         def usable(node: Node) -> bool:
-            return (node.moment is not None or self._readable(node)) and node.drafts >= drafts
+            there = node.moment is not None or (self._readable(node) and node.stored is not None and node.stored.whole)
+            return there and node.drafts >= drafts
 
         return longest(self.root(scope), ids, self._has_span, usable)
 
@@ -285,13 +286,13 @@ class SessionBank:
                         self._store(scope, node)
 
     def _store(self, scope: str, node: Node) -> None:
-        """Have a boundary written to disk, and first what it stands behind, where that was refused before."""
+        """Have a boundary written to disk, and first what it stands behind, where that was refused before: of such,
+        what is still in memory."""
         for each in node.path:
-            if self._disk is None or (not _on_disk(each) and (each.span is None or each.moment is None)):
+            if self._disk is None or (not _on_disk(each) and each.span is None):
                 return
             if not _on_disk(each):
                 assert each.span is not None
-                assert each.moment is not None
                 assert each.parent is not None
                 each.stored = self._disk.offer(
                     parent=each.parent.stored,
@@ -301,7 +302,7 @@ class SessionBank:
                     drafts=each.drafts,
                     reply=each.reply,
                     span=each.span,
-                    moment=each.moment,
+                    moment=each.moment or {},
                 )
 
 

@@ -14,9 +14,12 @@ import mlx.core as mx
 from ..engine import Boundary, Cut
 from ..state import KeyValues, RecurrentState, RowState
 
-__all__ = ["Arrays", "cut_moment", "cut_span", "join", "nbytes"]
+__all__ = ["Arrays", "cut_moment", "cut_span", "expanded", "join", "nbytes", "quantised"]
 
 Arrays = Mapping[str, mx.array]
+
+_PARTS = ("codes", "scales", "biases")
+_GROUPS = (64, 32)
 
 
 def cut_span(boundary: Boundary, start: int, *, head: bool) -> Arrays:
@@ -69,6 +72,39 @@ def join(empty: RowState, spans: Sequence[Arrays], moment: Arrays, cuts: tuple[C
 def nbytes(arrays: Arrays | None) -> int:
     """Bytes of the arrays."""
     return sum(array.nbytes for array in arrays.values()) if arrays else 0
+
+
+def quantised(span: Arrays, bits: int) -> Arrays:
+    """A span in fewer bits, affine in groups along the head size; arrays that no group divides stay as they are."""
+    small: dict[str, mx.array] = {}
+    for name, array in span.items():
+        group = next((size for size in _GROUPS if array.shape[-1] % size == 0), None)
+        if group is None or not array.size:
+            small[name] = array
+        else:
+            parts = mx.quantize(array, group_size=group, bits=bits)
+            small |= {f"{name}.{part}@{group}.{bits}": each for part, each in zip(_PARTS, parts, strict=True)}
+    mx.eval(list(small.values()))
+    return small
+
+
+def expanded(span: Arrays) -> dict[str, mx.array]:
+    """What `quantised` made smaller, in its former shapes and dtypes.
+
+    Raises:
+        ValueError, KeyError: it is nothing that `quantised` made.
+    """
+    whole: dict[str, mx.array] = {}
+    for name, array in span.items():
+        stem, at, form = name.partition("@")
+        if not at:
+            whole[name] = array
+        elif stem.endswith(f".{_PARTS[0]}"):
+            stem = stem.removesuffix(f".{_PARTS[0]}")
+            group, bits = (int(number) for number in form.split("."))
+            codes, scales, biases = (span[f"{stem}.{part}@{form}"] for part in _PARTS)
+            whole[stem] = mx.dequantize(codes, scales, biases, group_size=group, bits=bits)
+    return whole
 
 
 def _slices(kind: str, layers: Sequence[KeyValues], start: int, end: int) -> dict[str, mx.array]:

@@ -10,7 +10,9 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
-__all__ = ["Transcripts"]
+__all__ = ["TEXT_BYTES", "Transcripts"]
+
+TEXT_BYTES = 64 * 2**20  # of texts and their ids
 
 
 class Transcripts:
@@ -24,7 +26,7 @@ class Transcripts:
         limit: most bytes held, of all scopes together.
     """
 
-    def __init__(self, limit: int = 64 * 2**20) -> None:
+    def __init__(self, limit: int = TEXT_BYTES) -> None:
         self._limit = limit
         self._held: Counter[str] = Counter()
         self._known: dict[str, OrderedDict[str, array[int]]] = {}

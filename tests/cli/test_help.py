@@ -40,11 +40,15 @@ def test_the_top_level_lists_every_command_with_one_line() -> None:
         assert line.strip("│ ").removeprefix(command).strip().endswith(".")
 
 
+# What a request over HTTP may ask for and nobody at a terminal needs.
+SERVED = {"cache_prompt"}
+
+
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(SamplingParams)])
 def test_every_sampling_parameter_has_a_flag(field: str) -> None:
     flag = "--" + field.replace("_", "-")
-    assert flag in help_of("run")
-    assert (flag in help_of("chat")) == (field != "logprobs")  # a chat has no place to show them
+    assert (flag in help_of("run")) == (field not in SERVED)
+    assert (flag in help_of("chat")) == (field not in {"logprobs", *SERVED})  # a chat has no place to show them
 
 
 @pytest.mark.parametrize("field", sorted(Settings.model_fields))
@@ -55,7 +59,7 @@ def test_every_setting_has_a_flag(field: str) -> None:
 
 def test_flags_carry_the_names_of_what_they_set() -> None:
     sampling = {field.name for field in dataclasses.fields(SamplingFlags)}
-    assert sampling == {field.name for field in dataclasses.fields(SamplingParams)} - {"logprobs"}
+    assert sampling == {field.name for field in dataclasses.fields(SamplingParams)} - {"logprobs", *SERVED}
     assert {field.name for field in dataclasses.fields(SessionFlags)} == {"model", *Settings.model_fields}
 
 

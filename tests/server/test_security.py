@@ -108,6 +108,38 @@ def test_the_key_guards_all_but_the_page_and_health(guarded: Running) -> None:
         assert KEY not in refused.text
 
 
+def test_a_request_may_stay_out_of_the_cache(load_nano: Callable[[], LLM]) -> None:
+    prompt = "A prompt that is long enough to be worth keeping, for it has many words in it. " * 4
+    message = {"messages": [{"role": "user", "content": prompt}]}
+    with running(load_nano) as server, server.client() as client:
+
+        def cached(path: str, asked: dict[str, object], **given: object) -> int:
+            body = client.post(path, json={"model": "nano", "max_tokens": 1, **asked, **given}).json()
+            return int(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        for _ in range(2):  # leaves nothing
+            assert cached("/v1/completions", {"prompt": prompt}, cache_prompt=False) == 0
+            assert cached("/v1/chat/completions", message, cache_prompt=False) == 0
+        assert cached("/v1/completions", {"prompt": prompt}) == 0
+        assert cached("/v1/completions", {"prompt": prompt}) > 50
+        assert cached("/v1/completions", {"prompt": prompt}, cache_prompt=False) == 0  # nor takes any
+        refused = client.post("/v1/completions", json={"model": "nano", "prompt": "x", "cache_prompt": "no"})
+        assert refused.status_code == 400
+        assert "cache_prompt" in refused.json()["error"]["message"]
+
+
+def test_figures_of_all_are_for_the_first_key(load_nano: Callable[[], LLM], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first-key-of-three\nsecond-key-of-three\nthird-key-of-three\n")
+    keys.chmod(0o600)
+    with running(load_nano, api_key_file=keys) as server, server.client() as client:
+        assert client.get("/metrics", headers={"x-api-key": "first-key-of-three"}).status_code == 200
+        refused = client.get("/metrics", headers={"x-api-key": "second-key-of-three"})
+        assert refused.status_code == 403
+        assert "first of the API keys" in refused.json()["error"]["message"]
+        assert client.get("/v1/models", headers={"x-api-key": "second-key-of-three"}).status_code == 200
+
+
 def test_keys_are_compared_in_constant_time(guarded: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     compare = security.hmac.compare_digest

@@ -17,6 +17,7 @@ from selfdraft.engine import Engine, Request
 from selfdraft.keeping import DiskSessions
 from selfdraft.llm import LLM
 from selfdraft.params import SamplingParams
+from selfdraft.prompts import Prompts
 from selfdraft.sessions import PromptSession, SessionBank
 from selfdraft.sessions.disk.store import DiskStore, Stored
 from selfdraft.sessions.tree import walk
@@ -191,6 +192,24 @@ def test_what_was_refused_is_offered_again_with_what_follows_it(tmp_path: Path) 
     assert Process(model, tmp_path).ask(tokens, [])[1] == 30
 
 
+def test_of_what_was_refused_and_left_memory_the_rest_is_offered(tmp_path: Path) -> None:
+    """One refusal must not keep all that follows off the disk."""
+    model, tokens = MODELS["fp32"], prompt_of(7, 40)
+    process = Process(model, tmp_path)
+    offer = process.store.offer
+    process.store.offer = lambda **boundary: Stored(failed=True)  # type: ignore[method-assign]
+    process.ask(tokens, [10, 20])
+    process.store.offer = offer  # type: ignore[method-assign]
+    ten = next(node for node in walk(process.bank.root("a")) if node.end == 10)
+    process.bank._let_go(ten)
+    assert process.ask([*tokens, 1, 2, 3], [30])[1] == 20
+    process.end()
+    process = Process(model, tmp_path)
+    assert process.ask(tokens[:20], [])[1] == 0  # nobody goes on from where only the span is
+    assert process.ask(tokens, [])[1] == 30
+    process.store.close()
+
+
 def test_the_folder_may_vanish(tmp_path: Path) -> None:
     model, tokens = MODELS["fp32"], prompt_of(8, 30)
     process = Process(model, tmp_path / "cache", limit=0)
@@ -283,6 +302,41 @@ def test_a_changed_model_finds_nothing(
     llm, disk = opened(other, **({"dtype": "bfloat16"} if change == "dtype" else {}))
     assert disk.ready(20)
     assert asked(llm)[1] == 0
+
+
+def test_eight_bits_are_another_identity_and_go_on_nearly_the_same(
+    opened: Callable[..., tuple[LLM, DiskSessions]],
+) -> None:
+    llm, disk = opened()
+    assert disk.ready(20)
+    text, _ = asked(llm)
+    for cached in (False, True):
+        llm, disk = opened(ssd_session_cache_kv="8bit")
+        assert disk.ready(20)
+        again, tokens = asked(llm)
+        assert (tokens > 50) == cached
+        assert again[:4] == text[:4]
+
+
+def test_texts_of_the_conversations_used_last_come_first(
+    opened: Callable[..., tuple[LLM, DiskSessions]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, disk = opened()
+    assert disk.ready(20)
+    end = next(iter(llm.tokenizer.eos_ids))
+    writing = SamplingParams(temperature=1.0, seed=3, min_tokens=4, max_tokens=60, logit_bias={end: 100.0})
+    texts = []
+    for number in range(3):
+        prompted = llm.prompted(f"{number} {LONG}", raw=True)
+        answer = llm.generate(f"{number} {LONG}", writing, raw=True)
+        texts.append(((prompted.text or "") + answer.text + llm.tokenizer.decode([end], skip_special=False), answer))
+    tokens = len(llm.prompted(texts[2][0], raw=True).tokens)
+    monkeypatch.setattr("selfdraft.keeping.TEXT_BYTES", 8 * (tokens + tokens // 2))
+    recalled: list[int] = []
+    monkeypatch.setattr(Prompts, "recall", lambda self, scope, ids: recalled.append(ids[0]))
+    llm, disk = opened()
+    assert disk.ready(20)
+    assert recalled == [llm.prompted(texts[2][0], raw=True).tokens[0]]
 
 
 def test_off_is_off(opened: Callable[..., tuple[LLM, DiskSessions]], tmp_path: Path) -> None:

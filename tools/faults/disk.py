@@ -57,6 +57,27 @@ FAULTS = [
         "tests/sessions/disk/test_damage.py",
     ),
     Fault(
+        "one owner may fill the folder",
+        "sessions/disk/catalogue.py",
+        "(held[scope] <= share, queue[0], scope)",
+        "(True, queue[0], scope)",
+        "tests/sessions/disk/test_cap.py",
+    ),
+    Fault(
+        "one owner may spend the hour of all",
+        "sessions/disk/writer.py",
+        "for _, scope, nbytes in self._spent if scope == offer.scope",
+        "for _, scope, nbytes in self._spent",
+        "tests/sessions/disk/test_store.py",
+    ),
+    Fault(
+        "spans in eight bits pass for exact ones",
+        "sessions/disk/store.py",
+        'identity if kv_bits is None else f"{identity}-kv{kv_bits}"',
+        "identity",
+        "tests/sessions/disk/test_store.py",
+    ),
+    Fault(
         "a child is taken in without its parent's blobs",
         "sessions/disk/catalogue.py",
         "            if row.key not in self.entries and self._fits(row) and is_there(row):",

@@ -38,6 +38,7 @@ class SamplingFields(WireModel):
     depth: Literal["auto"] | Annotated[int, Field(ge=0, le=limits.MAX_DEPTH)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
+    cache_prompt: bool | None = None
     enable_thinking: bool | None = None
     thinking_budget: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -70,6 +71,7 @@ class SamplingFields(WireModel):
             logprobs=logprobs,
             ignore_eos=bool(self.ignore_eos),
             min_tokens=self.min_tokens or 0,
+            cache_prompt=self.cache_prompt is not False,
         )
 
 

@@ -191,12 +191,15 @@ class Archive:
             self._rows_to_go -= rows
             self._used = {number: when for number, when in self._used.items() if used.get(number) != when}
 
-    def make_room(self, nbytes: int, index_bytes: int = 0, spared: Collection[Entry] = ()) -> None:
-        """Let records go, those used longest ago first, until a new one fits under the cap; none if it never will.
+    def make_room(
+        self, nbytes: int, index_bytes: int = 0, spared: Collection[Entry] = (), *, scope: str | None = None
+    ) -> None:
+        """Let records go until a new one fits under the cap (see `Catalogue.oldest`); none if it never will.
 
         Args:
             nbytes, index_bytes: of it; 0 if it is only about what is there.
             spared: what must stay.
+            scope: whose it is.
 
         Raises:
             NoRoom: it does not fit. OSError, sqlite3.Error: they cannot be deleted now.
@@ -215,7 +218,9 @@ class Archive:
         if self.folder.bytes > with_new:
             self.folder.remove_other_layouts()
         with self.lock:
-            oldest, enough = self.catalogue.oldest(self.folder.bytes - with_new, spared)
+            oldest, enough = self.catalogue.oldest(
+                self.folder.bytes - with_new, spared, {scope: nbytes} if scope is not None else None
+            )
         most = with_new if enough else self.max_bytes - _in_log(largest)
         for entry in oldest:
             if self.folder.bytes <= most:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from .index import Kept, Row
 
@@ -119,32 +119,47 @@ class Catalogue:
         self.entries = {}
         self.references = Counter()
 
-    def oldest(self, nbytes: int, spared: Collection[Entry] = ()) -> tuple[list[Entry], bool]:
+    def oldest(
+        self, nbytes: int, spared: Collection[Entry] = (), incoming: Mapping[str, int] | None = None
+    ) -> tuple[list[Entry], bool]:
         """Records used longest ago that together free so many bytes, each after all that stand behind it.
+
+        Scopes that hold more than an equal share of what all hold give first.
 
         Args:
             spared: records that must stay.
+            incoming: bytes that are to come, by scope: they count as held.
 
         Returns:
             These, and whether they are enough: if not, they are all there are.
         """
+        held = Counter(incoming or {})
+        for entry in self.entries.values():
+            held[entry.row.scope] += entry.row.nbytes + entry.row.in_index
+        share = held.total() / max(1, len(held))
         behind = {entry: len(entry.children) for entry in self.entries.values()}
-        queue = [(entry.used, entry.row.key) for entry, count in behind.items() if not count and entry not in spared]
-        heapq.heapify(queue)
+        queues: dict[str, list[tuple[int, str]]] = {}
+        for entry, count in behind.items():
+            if not count and entry not in spared:
+                queues.setdefault(entry.row.scope, []).append((entry.used, entry.row.key))
+        for queue in queues.values():
+            heapq.heapify(queue)
         lost: Counter[str] = Counter()
         chosen: list[Entry] = []
         freed = 0
-        while queue and freed < nbytes:
-            entry = self.entries[heapq.heappop(queue)[1]]
+        while freed < nbytes and any(queues.values()):
+            _, _, scope = min((held[scope] <= share, queue[0], scope) for scope, queue in queues.items() if queue)
+            entry = self.entries[heapq.heappop(queues[scope])[1]]
             chosen.append(entry)
             lost.update(entry.row.blobs.keys())
+            held[scope] -= entry.row.nbytes + entry.row.in_index
             freed += entry.row.in_index
             freed += sum(size for name, size in entry.row.blobs.items() if lost[name] == self.references[name])
             parent = entry.parent
             if parent is not None:
                 behind[parent] -= 1
                 if not behind[parent] and parent not in spared:
-                    heapq.heappush(queue, (parent.used, parent.row.key))
+                    heapq.heappush(queues[scope], (parent.used, parent.row.key))
         return chosen, freed >= nbytes
 
     def _fits(self, row: Row) -> bool:

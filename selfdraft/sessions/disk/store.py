@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...engine import Cut
-from ..payload import Arrays, nbytes
+from ..payload import Arrays, expanded, nbytes, quantised
 from .archive import Archive
+from .catalogue import Entry
 from .folder import Damaged, Held
 from .index import Part, Row
 from .tensors import join
@@ -43,6 +44,7 @@ class Record:
         cuts, drafts: see `engine.Boundary`.
         reply: whether it is a reply's end.
         nbytes: bytes of its files.
+        used: when it was last used: the larger, the later.
     """
 
     key: str
@@ -53,6 +55,7 @@ class Record:
     drafts: bool
     reply: bool
     nbytes: int
+    used: int
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class DiskStore:
         clock: monotonic time in seconds.
         unit: most bytes of a file.
         max_pending: most bytes of arrays that wait to be written, if more than one boundary waits.
+        owners: how many scopes there may be: each has an equal part of what waits and of an hour's writes.
+        kv_bits: 8 to store spans quantised, smaller but not exact; None as they are. Part of the identity.
     """
 
     def __init__(
@@ -112,8 +117,11 @@ class DiskStore:
         clock: Callable[[], float] = time.monotonic,
         unit: int = _UNIT,
         max_pending: int = _PENDING,
+        owners: int = 1,
+        kv_bits: int | None = None,
     ) -> None:
-        self._identity = identity
+        self._identity = identity if kv_bits is None else f"{identity}-kv{kv_bits}"
+        self._kv_bits = kv_bits
         self._reads = read
         self._read_bytes = self._damaged = 0
         self._archive = _opened(root, max_bytes)
@@ -121,10 +129,11 @@ class DiskStore:
         if self._archive and self._archive.writing:
             self._writer = Writer(
                 self._archive,
-                identity=identity,
+                identity=self._identity,
                 model=model,
                 writes_per_hour=writes_per_hour,
                 max_pending=max_pending,
+                owners=owners,
                 unit=unit,
                 busy=busy,
                 clock=clock,
@@ -140,7 +149,7 @@ class DiskStore:
         if self._archive is None or not self._reads:
             return []
         entries = self._archive.entries()
-        return [(_record(entry.row), Stored(entry)) for entry in entries if entry.row.identity == self._identity]
+        return [(_record(entry), Stored(entry)) for entry in entries if entry.row.identity == self._identity]
 
     def read_span(self, stored: Stored) -> dict[str, mx.array]:
         """What a boundary adds to the one before it.
@@ -148,7 +157,7 @@ class DiskStore:
         Raises:
             Damaged: it is not there any more, or not what was written; then it and all behind it are forgotten.
         """
-        return self._read(stored, lambda row: row.span)
+        return expanded(self._read(stored, lambda row: row.span))
 
     def read_moment(self, stored: Stored) -> dict[str, mx.array]:
         """What is of a boundary's last token alone; see `read_span`."""
@@ -173,10 +182,13 @@ class DiskStore:
             scope: whose tokens these are. It is stored and shown: a digest, never a secret.
             ids: tokens since the parent's end.
             cuts, drafts, reply: see `Record`.
-            span, moment: evaluated arrays, which nobody writes into any more.
+            span, moment: evaluated arrays, which nobody writes into any more. Without a moment no row goes on from
+                this boundary, but from those behind it.
         """
         if self._writer is None:
             return Stored(failed=True)
+        if self._kv_bits is not None:
+            span = quantised(span, self._kv_bits)
         return self._writer.offer(
             Offer(
                 parent=parent,
@@ -263,7 +275,8 @@ def _opened(root: Path, max_bytes: int) -> Archive | None:
         return None
 
 
-def _record(row: Row) -> Record:
+def _record(entry: Entry) -> Record:
+    row = entry.row
     return Record(
         key=row.key,
         parent=row.parent,
@@ -273,4 +286,5 @@ def _record(row: Row) -> Record:
         drafts=row.drafts,
         reply=row.reply,
         nbytes=row.nbytes,
+        used=entry.used,
     )

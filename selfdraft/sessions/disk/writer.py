@@ -8,7 +8,7 @@ import contextlib
 import logging
 import sqlite3
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -49,6 +49,11 @@ class Stored:
         """Of its record while that is there; None before, and again once it has left or was found damaged."""
         return self.entry.row.key if self.entry and self.entry.there else None
 
+    @property
+    def whole(self) -> bool:
+        """Whether its moment is there, too, so that a row can go on from it."""
+        return self.key is not None and self.entry is not None and bool(self.entry.row.moment.blobs)
+
 
 @dataclass(frozen=True, eq=False)
 class Offer:
@@ -71,7 +76,7 @@ class Writer:
     Args:
         archive: closed at the end.
         identity, model: what is written belongs to.
-        writes_per_hour, max_pending, unit: bounds; see `DiskStore.open`.
+        writes_per_hour, max_pending, owners, unit: bounds; see `DiskStore`.
         busy, clock: see there.
     """
 
@@ -83,6 +88,7 @@ class Writer:
         model: str,
         writes_per_hour: int,
         max_pending: int,
+        owners: int,
         unit: int,
         busy: Callable[[], bool],
         clock: Callable[[], float],
@@ -90,22 +96,28 @@ class Writer:
         self._archive = archive
         self._identity = identity
         self._model = model
-        self._writes_per_hour = writes_per_hour
-        self._max_pending = max_pending
+        self._writes_per_hour = writes_per_hour // owners  # of each of them
+        self._max_pending = max_pending // owners
         self._unit = unit
         self._busy = busy
         self._clock = clock
-        self.pending_bytes = self.written_bytes = self.refused = self.failed = 0
+        self.written_bytes = self.refused = self.failed = 0
+        self._pending: Counter[str] = Counter()  # bytes that wait, by scope
         self._changed = threading.Condition()
         self._queue: deque[tuple[Offer, Stored]] = deque()
         self._hurry = threading.Event()
         self._working = True
         self._closed = False
-        self._spent: deque[tuple[float, int]] = deque()
+        self._spent: deque[tuple[float, str, int]] = deque()  # when, whose, how many bytes
         self._resting_since: float | None = None
         self._told: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="session-writer", daemon=True)
         self._thread.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of arrays that are yet to be written."""
+        return self._pending.total()
 
     @property
     def writing(self) -> bool:
@@ -120,7 +132,7 @@ class Writer:
                 return Stored(failed=True)
             stored = Stored(waiting=True)
             self._queue.append((offer, stored))
-            self.pending_bytes += offer.nbytes
+            self._pending[offer.scope] += offer.nbytes
             self._changed.notify_all()
         return stored
 
@@ -156,13 +168,14 @@ class Writer:
         parent = offer.parent
         if self._closed or self._resting() or (parent and parent.key is None and not parent.waiting):
             return False
-        if self.pending_bytes and self.pending_bytes + offer.nbytes > self._max_pending:
+        pending = self._pending[offer.scope]
+        if pending and pending + offer.nbytes > self._max_pending:
             return False
         now = self._clock()
         while self._spent and not 0 <= now - self._spent[0][0] < _HOUR:
             self._spent.popleft()
-        spent = sum(nbytes for _, nbytes in self._spent)
-        return spent + self.pending_bytes + offer.nbytes <= self._writes_per_hour
+        spent = sum(nbytes for _, scope, nbytes in self._spent if scope == offer.scope)
+        return spent + pending + offer.nbytes <= self._writes_per_hour
 
     def _resting(self) -> bool:
         return self._resting_since is not None and 0 <= self._clock() - self._resting_since < _REST
@@ -204,7 +217,7 @@ class Writer:
         stored.failed = stored.entry is None
         stored.waiting = False
         with self._changed:
-            self.pending_bytes -= offer.nbytes
+            self._pending[offer.scope] -= offer.nbytes
 
     def _keep(self, offer: Offer) -> Entry | None:
         """Write a boundary: its blobs, then its row; None if what it stands behind is gone."""
@@ -216,7 +229,7 @@ class Writer:
         named = len(span + moment) + len(cut_span) + len(cut_moment) + 8
         in_index = len(offer.ids) + 16 * len(offer.cuts) + 128 * named
         room = in_index + 4 * _BLOCK + sum(unit.size + 2 * _BLOCK for unit in span + moment)
-        self._archive.make_room(room, in_index, parent.path if parent else ())
+        self._archive.make_room(room, in_index, parent.path if parent else (), scope=offer.scope)
         fresh: list[Blob] = []
         entry = None
         try:
@@ -229,8 +242,8 @@ class Writer:
                 cuts=offer.cuts,
                 drafts=offer.drafts,
                 reply=offer.reply,
-                span=Part(tuple(self._put(unit, fresh) for unit in span), cut_span),
-                moment=Part(tuple(self._put(unit, fresh) for unit in moment), cut_moment),
+                span=Part(tuple(self._put(unit, offer.scope, fresh) for unit in span), cut_span),
+                moment=Part(tuple(self._put(unit, offer.scope, fresh) for unit in moment), cut_moment),
             )
             entry = self._archive.add(row)
         finally:
@@ -241,7 +254,7 @@ class Writer:
         self._told.discard("error")
         return entry
 
-    def _put(self, unit: Unit, fresh: list[Blob]) -> Blob:
+    def _put(self, unit: Unit, scope: str, fresh: list[Blob]) -> Blob:
         for _ in range(_PATIENCE):
             if self._hurry.is_set() or not self._busy():
                 break
@@ -251,7 +264,7 @@ class Writer:
             fresh.append(blob)
             with self._changed:
                 self.written_bytes += blob.size
-                self._spent.append((self._clock(), blob.size))
+                self._spent.append((self._clock(), scope, blob.size))
         return blob
 
     @contextlib.contextmanager

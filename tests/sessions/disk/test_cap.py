@@ -95,6 +95,20 @@ def test_what_was_used_longest_ago_leaves_first(tmp_path: Path) -> None:
     store.close()
 
 
+def test_who_holds_more_than_a_share_gives_first(tmp_path: Path) -> None:
+    store = opened(tmp_path, max_bytes=CAP)
+    quiet = [stored(store, seed, size=2000, scope="quiet") for seed in range(3)]
+    loud = [stored(store, seed, size=2000, scope="loud") for seed in range(10, 60)]
+    assert all(handle.key for handle in quiet)  # used longest ago, but little
+    assert not loud[0].key
+    newcomer = [stored(store, seed, size=2000, scope="third") for seed in range(70, 73)]
+    assert all(handle.key for handle in (*quiet, *newcomer))
+    assert stored(store, 73, size=2000, scope="third").key  # beyond its share: its own oldest goes
+    assert [bool(handle.key) for handle in newcomer] == [False, True, True]
+    assert all(handle.key for handle in quiet)
+    store.close()
+
+
 def test_a_parent_stays_while_a_child_does(tmp_path: Path) -> None:
     store = opened(tmp_path, max_bytes=CAP)
     root = stored(store, 1, size=3000)

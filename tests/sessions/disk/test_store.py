@@ -211,6 +211,51 @@ def test_the_budget_of_an_hour(tmp_path: Path) -> None:
     store.close()
 
 
+def test_owners_have_equal_parts(tmp_path: Path) -> None:
+    store = opened(tmp_path, busy=lambda: True, max_pending=40_000, writes_per_hour=60_000, owners=2)
+    loud = [offered(store, seed, scope="loud") for seed in range(10)]
+    assert [offer.failed for offer in loud] == [False] * 5 + [True] * 5
+    assert not offered(store, 11, scope="quiet").failed
+    assert store.flush(30)
+    for seed in range(20, 40):
+        stored(store, seed, scope="loud")
+    assert offered(store, 41, scope="loud").failed  # its half of the hour is spent
+    assert stored(store, 42, scope="quiet").key
+    store.close()
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_spans_in_eight_bits_are_smaller_and_nearly_the_same(tmp_path: Path, dtype: mx.Dtype) -> None:
+    span = {
+        "attention.0.keys": mx.random.normal((1, 2, 50, 128), key=mx.random.key(1)).astype(dtype),
+        "attention.0.values": mx.random.normal((1, 2, 50, 96), key=mx.random.key(2)).astype(dtype),
+        "head.0.keys": mx.random.normal((1, 2, 0, 64)).astype(dtype),
+        "head.0.values": mx.random.normal((1, 2, 50, 20), key=mx.random.key(3)).astype(dtype),
+    }
+    mx.eval(span)
+    exact = opened(tmp_path)
+    plain = stored(exact, 1, span=span)
+    written = exact.figures.written_bytes
+    assert bits(exact.read_span(plain)) == bits(span)
+    exact.close()
+    store = opened(tmp_path, kv_bits=8)
+    assert store.records() == []  # what is exact is another's
+    small = stored(store, 1, span=span)
+    assert small.key
+    assert store.figures.written_bytes < written * (0.72 if dtype.size == 2 else 0.42)
+    store.close()
+    store = opened(tmp_path, kv_bits=8)
+    ((_, handle),) = store.records()
+    found = store.read_span(handle)
+    assert {name: (x.shape, x.dtype) for name, x in found.items()} == {n: (x.shape, x.dtype) for n, x in span.items()}
+    for name, array in span.items():
+        if array.size:
+            assert mx.abs(found[name] - array).max().item() < (0.06 if dtype == mx.bfloat16 else 0.03)
+    assert bits({"x": found["head.0.values"]}) == bits({"x": span["head.0.values"]})
+    assert bits(store.read_moment(handle)) == bits(moment(1))
+    store.close()
+
+
 @pytest.mark.parametrize("jump", [-1e9, 1e9, -5.0])
 def test_clock_jumps_are_harmless(tmp_path: Path, jump: float) -> None:
     now = [1e6]
