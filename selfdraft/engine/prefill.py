@@ -140,7 +140,7 @@ class Prefill:
         """
         state = row.state
         buffers = [layer.values for layer in (*state.attention, *state.head) if layer.values is not None]
-        parts = [*(layer.memory for layer in state.recurrent), *buffers, *scored]
+        parts = [*(layer.base for layer in state.recurrent), *buffers, *scored]
         for index, part in enumerate(parts, start=1):
             mx.eval(part)
             row.report_prefill(start + (end - start) * index // len(parts))

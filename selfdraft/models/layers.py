@@ -15,6 +15,7 @@ from mlx_lm.models.gated_delta import compute_g, normalize_qk
 from mlx_lm.models.qwen3_next import Qwen3NextRMSNormGated
 from mlx_lm.models.rope_utils import initialize_rope
 
+from ..kernels import gated_delta_tape as tapes
 from ..kernels.causal_conv import causal_conv
 from ..kernels.gated_delta import gated_delta_prefill, gated_delta_steps
 from ..state import CapturedLayer, KeyValues, RecurrentState, attend
@@ -132,7 +133,11 @@ class GatedDeltaNet(nn.Module):
         beta = mx.sigmoid(self.in_proj_b(x))
         decay = compute_g(self.A_log, self.in_proj_a(x), self.dt_bias)
 
-        if keep_steps:
+        if keep_steps and tapes.CHECK.passed and tapes.fits(q, k, v):
+            now = state.base, state.tape, state.counts
+            y, memory, tape = tapes.gated_delta_verify(q, k, v, decay, beta, *now)
+            captured = CapturedLayer(window, [memory], first=1, tape=tape)
+        elif keep_steps:
             y, memories = gated_delta_steps(q, k, v, decay, beta, state.memory)
             captured = CapturedLayer(window, memories, first=1)
         else:

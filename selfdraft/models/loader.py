@@ -13,6 +13,7 @@ from mlx_lm.utils import infer_quant_config
 from ..errors import CheckpointError
 from .base import Model
 from .checkpoint import HEAD, Checkpoint
+from .few_rows import use_few_row_kernels
 
 __all__ = ["LoadedModel", "build_model", "quantisation_of"]
 
@@ -56,6 +57,7 @@ def build_model(
     _check(module, weights, checkpoint)
     module.load_weights(list(weights.items()), strict=True)
     module.eval()
+    use_few_row_kernels(module)
     _read(weights, progress)
     return LoadedModel(
         model=module,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from ..kernels.gated_delta_tape import Tape
 from .row import RecurrentState, RowState
 
 __all__ = ["Captured", "CapturedLayer"]
@@ -18,23 +19,26 @@ class CapturedLayer:
 
     Attributes:
         window: conv inputs [B, k-1 + T, C]: the window before, then the new inputs.
-        memories: memories [B, Hv, Dv, Dk] after `first`, `first` + 1, ... T tokens.
+        memories: memories [B, Hv, Dv, Dk] after `first`, `first` + 1, ... T tokens; with a tape, the one before them.
         first: 1 when every step was kept (verify), T when only the last was (prefill).
+        tape: the T steps, in place of memories after them.
     """
 
     window: mx.array
     memories: list[mx.array]
     first: int
+    tape: Tape | None = None
 
     def after(self, tokens: int, row: int) -> RecurrentState:
         """The state of `row` after the first `tokens` tokens of the forward."""
         if tokens < self.first:
             raise IndexError(f"state after {tokens} tokens was not kept, only from {self.first} on")
-        taps = self.window.shape[1] - (self.first + len(self.memories) - 1)
-        return RecurrentState(
-            self.window[row : row + 1, tokens : tokens + taps],
-            self.memories[tokens - self.first][row : row + 1],
-        )
+        steps = self.tape.steps if self.tape else self.first + len(self.memories) - 1
+        taps = self.window.shape[1] - steps
+        window = self.window[row : row + 1, tokens : tokens + taps]
+        if self.tape:
+            return RecurrentState(window, self.memories[0][row : row + 1], self.tape.row(row), (tokens,))
+        return RecurrentState(window, self.memories[tokens - self.first][row : row + 1])
 
 
 @dataclass

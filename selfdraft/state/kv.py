@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ..kernels import few_query_attention as few_queries
+from ..kernels.portable import number
+
 __all__ = ["GROWTH", "KeyValues", "attend"]
 
 GROWTH = 256  # entries by which a buffer grows
@@ -68,6 +71,13 @@ def attend(
     mask = "causal" if q.shape[2] > 1 else None
     outputs = []
     for i, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
+        queries = q[i : i + 1]
         keys, values = row.write(offset, k[i : i + 1], v[i : i + 1])
-        outputs.append(mx.fast.scaled_dot_product_attention(q[i : i + 1], keys, values, scale=scale, mask=mask))
+        if few_queries.CHECK.passed and few_queries.fits(queries, keys):
+            assert row.keys is not None
+            assert row.values is not None
+            end = number(offset + q.shape[2])
+            outputs.append(few_queries.few_query_attention(queries, row.keys, row.values, end, scale=scale))
+        else:
+            outputs.append(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)

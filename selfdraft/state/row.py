@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from ..kernels import gated_delta_tape as tapes
+from ..kernels.gated_delta_tape import Tape
+from ..kernels.portable import number
 from .kv import KeyValues
 
 __all__ = ["RecurrentState", "RowState", "StateShape", "stacked"]
@@ -34,10 +37,33 @@ class StateShape:
 
 @dataclass(frozen=True)
 class RecurrentState:
-    """One GatedDeltaNet layer: conv window [1, k-1, C] and memory [1, Hv, Dv, Dk] (fp32)."""
+    """One GatedDeltaNet layer of B rows.
+
+    Attributes:
+        window: conv window [B, k-1, C].
+        base: memory [B, Hv, Dv, Dk] (fp32), before the steps of the tape.
+        tape: steps of the last forward, on a GPU: the next replays what was accepted of them; None if `base` is all.
+        accepted: how many of them belong to the state, of each row.
+    """
 
     window: mx.array
-    memory: mx.array
+    base: mx.array
+    tape: Tape | None = None
+    accepted: tuple[int, ...] = ()
+
+    @property
+    def memory(self) -> mx.array:
+        """The memory with the accepted steps, [B, Hv, Dv, Dk]: bit for bit what the next forward begins with."""
+        if self.tape is None:
+            return self.base
+        again = tapes.gated_delta_replay if tapes.CHECK.passed else tapes.replay
+        return again(self.base, self.tape, self.counts)
+
+    @property
+    def counts(self) -> mx.array:
+        """`accepted` on the device, int32 [B]; 0 where there is no tape."""
+        counts = self.accepted or (0,) * self.base.shape[0]
+        return number(counts[0]) if len(counts) == 1 else mx.array(counts, dtype=mx.int32)
 
 
 class RowState:
@@ -72,7 +98,7 @@ class RowState:
     def arrays(self) -> list[mx.array]:
         """Every array held, for evaluation and accounting."""
         buffers = [x for layer in (*self.attention, *self.head) for x in (layer.keys, layer.values) if x is not None]
-        return buffers + [x for layer in self.recurrent for x in (layer.window, layer.memory)]
+        return buffers + [x for layer in self.recurrent for x in (layer.window, layer.base, *_arrays(layer.tape))]
 
 
 def stacked(rows: Sequence[RowState], layer: int) -> RecurrentState:
@@ -80,6 +106,15 @@ def stacked(rows: Sequence[RowState], layer: int) -> RecurrentState:
     states = [row.recurrent[layer] for row in rows]
     if len(states) == 1:
         return states[0]
+    held = [state.tape for state in states]
+    counts = [state.accepted or (0,) * state.base.shape[0] for state in states]
     return RecurrentState(
-        mx.concatenate([state.window for state in states]), mx.concatenate([state.memory for state in states])
+        mx.concatenate([state.window for state in states]),
+        mx.concatenate([state.base for state in states]),
+        tapes.joined(held) if any(held) else None,
+        tuple(count for each in counts for count in each) if any(held) else (),
     )
+
+
+def _arrays(tape: Tape | None) -> list[mx.array]:
+    return [tape.decay, tape.keys, tape.deltas] if tape else []

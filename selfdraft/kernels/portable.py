@@ -1,0 +1,172 @@
+"""Kernels whose text runs on Metal, on CUDA, and on the host for tests. Knows the three preludes, and no kernel.
+
+A kernel's text (`source/*.h`) is the body of a function. The prelude before it gives these names everywhere:
+
+    lane, simdgroup, thread    index in the simdgroup of 32, of the simdgroup in its threadgroup, in the threadgroup
+    group                      .x, .y, .z of the threadgroup
+    SHARED(T, name, n)         memory of the threadgroup
+    BARRIER()                  for all threads of the threadgroup
+    simd_total(x), simd_most(x), simd_from(x, lane)    over a simdgroup; every lane must call
+    fma, exp, log              of floats
+    load4(p, i)                16 bytes at p + 16 i as a uint4 of .x .y .z .w
+
+Inputs are pointers of the arrays' dtypes, with NAME_shape beside them, which costs nothing to read; declare pointers
+into them with `auto`, for Metal has address spaces.
+Threadgroups are one-dimensional. A text for one chip's own instructions names them as `parts`: files `PART_cuda.h` and
+so on behind the prelude, `PART_host.h` among them, which emulates what they call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import mlx.core as mx
+
+__all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "number", "read_source"]
+
+Backend = Literal["metal", "cuda", "host"]
+
+Call = Callable[..., list[mx.array]]  # of inputs=[...]
+
+_SOURCE = Path(__file__).parent / "source"
+
+# What a body begins with. Metal hands out its indices by name, and looks for these names in the body alone.
+_OPENING = {
+    "metal": """
+    const uint lane = thread_index_in_simdgroup;
+    const uint simdgroup = simdgroup_index_in_threadgroup;
+    const uint thread = thread_index_in_threadgroup;
+    const uint3 group = threadgroup_position_in_grid;
+    (void)lane; (void)simdgroup; (void)thread; (void)group;
+""",
+    "cuda": """
+    const unsigned lane = threadIdx.x % 32, simdgroup = threadIdx.x / 32, thread = threadIdx.x;
+    const uint3 group = {blockIdx.x, blockIdx.y, blockIdx.z};
+    (void)lane; (void)simdgroup; (void)thread; (void)group;
+""",
+    "host": "",
+}
+
+
+_TYPES: Mapping[str, Mapping[mx.Dtype, str]] = {
+    "metal": {mx.float32: "float", mx.bfloat16: "bfloat16_t", mx.float16: "half"},
+    "cuda": {mx.float32: "float", mx.bfloat16: "__nv_bfloat16", mx.float16: "__half"},
+    "host": {mx.float32: "float", mx.bfloat16: "bfloat16", mx.float16: "float16"},
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is called.
+
+    Attributes:
+        template: constants of the text by name: numbers, or dtypes. The fewer there are, the less is compiled anew.
+        threadgroups: how many, (x, y, z). threads: of each; a multiple of 32.
+        shapes, dtypes: of the outputs.
+        shared: bytes of DYNAMIC_SHARED memory, for texts that have such.
+    """
+
+    template: Mapping[str, int | mx.Dtype]
+    threadgroups: tuple[int, int, int]
+    threads: int
+    shapes: Sequence[tuple[int, ...]]
+    dtypes: Sequence[mx.Dtype]
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's text and its arguments.
+
+    Attributes:
+        name: of the file in `source`.
+        inputs, outputs: names of its arrays; inputs must be row-contiguous, and are copied if they are not.
+        parts: what it needs behind the prelude.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+
+    def prepared(self, launch: Launch, dtypes: Sequence[mx.Dtype]) -> Call:
+        """What queues it on the GPU, for inputs of these dtypes; made once and called often, for making it takes time.
+
+        Raises:
+            RuntimeError: there is no GPU.
+        """
+        found = backend()
+        if found is None:
+            raise RuntimeError(f"kernel {self.name} needs a GPU")
+        make = _compiled(self, tuple(launch.template.items()), tuple(dtypes), launch.shared, found)
+        x, y, z = launch.threadgroups
+        ready: Call = partial(
+            make,
+            grid=(x * launch.threads, y, z),
+            threadgroup=(launch.threads, 1, 1),
+            output_shapes=[list(shape) for shape in launch.shapes],
+            output_dtypes=list(launch.dtypes),
+        )
+        return ready
+
+    def text(self, backend: Backend, template: Mapping[str, int | mx.Dtype]) -> tuple[str, str]:
+        """Prelude and body for a back end."""
+        parts = [text for part in self.parts for text in (read_source(f"{part}_{backend}"), read_source(part))]
+        constants = [
+            f"    constexpr int {name} = {value};"
+            if isinstance(value, int)
+            else f"    using {name} = {_TYPES[backend][value]};"
+            for name, value in template.items()
+        ]
+        body = "\n".join([*constants, _OPENING[backend] + read_source(self.name)])
+        return "\n".join([read_source(backend), *parts]), body
+
+
+@cache
+def _compiled(
+    kernel: Kernel,
+    template: tuple[tuple[str, int | mx.Dtype], ...],
+    dtypes: tuple[mx.Dtype, ...],
+    shared: int,
+    found: Literal["metal", "cuda"],
+) -> Call:
+    header, body = kernel.text(found, dict(template))
+    # CUDA finds compiled kernels by name, whatever their text and the dtypes of their inputs, in later processes too.
+    digest = hashlib.sha256("\n".join([header, body, *map(str, dtypes)]).encode()).hexdigest()[:16]
+    named: dict[str, Any] = {
+        "name": f"{kernel.name}_{digest}",
+        "input_names": list(kernel.inputs),
+        "output_names": list(kernel.outputs),
+        "source": body,
+        "header": header,
+    }
+    made: Any = (
+        mx.fast.metal_kernel(**named) if found == "metal" else mx.fast.cuda_kernel(**named, shared_memory=shared)
+    )
+    return cast("Call", made)
+
+
+def backend() -> Literal["metal", "cuda"] | None:
+    """What the default device takes; None for a CPU."""
+    if mx.default_device() != mx.gpu:
+        return None
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+@lru_cache(maxsize=4096)
+def number(value: int) -> mx.array:
+    """An int32 [1], made once."""
+    array = mx.array([value], dtype=mx.int32)
+    mx.eval(array)
+    return array
+
+
+@lru_cache
+def read_source(name: str) -> str:
+    """A text of `source`."""
+    return (_SOURCE / f"{name}.h").read_text()

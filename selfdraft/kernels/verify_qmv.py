@@ -1,0 +1,268 @@
+"""Products of few rows with a quantised matrix, a row's bits the same for any number of rows.
+
+Knows MLX's affine layout and the bodies that serve it, not where the matrices come from. A verify pass over K+1 tokens
+then gives the bits of K+1 passes over one token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from .portable import Backend, Call, Kernel, Launch, backend
+from .self_check import SelfCheck, relative_error, speed_over
+
+__all__ = ["CHECK", "MOST_ROWS", "fits", "verify_qmv", "verify_qmv_reference"]
+
+MOST_ROWS = 64
+_TILE = 8  # rows that one read of the weights serves
+_SIMDGROUPS = 2  # of a threadgroup
+_BITS = (4, 8)
+_GROUPS = (32, 64, 128)
+_DTYPES = (mx.bfloat16, mx.float16, mx.float32)
+_CALLS: dict[tuple[object, ...], Call] = {}
+_SHARED = 200 * 1024  # bytes of shared memory that a threadgroup may have
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A quantised matrix [outputs, inputs], and the dtype of its scales."""
+
+    outputs: int
+    inputs: int
+    bits: int
+    group_size: int
+    dtype: mx.Dtype
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A text for some matrices. `serves` is not told the number of rows: bodies differ in the order of their sums."""
+
+    kernel: Kernel
+    serves: Callable[[_Matrix], bool]
+    launch: Callable[[_Matrix, int], Launch]
+
+
+def verify_qmv(
+    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int
+) -> mx.array:
+    """x @ dequantised(weight).T on the GPU, summed in fp32; the weights are read once for every eight rows.
+
+    Args:
+        x: [B, T, K], up to 64 rows in all, bf16, fp16 or fp32. It must begin at a multiple of 16 bytes, as the results
+            of operations do; a slice of something wider may not.
+        weight: uint32 [N, K bits / 32], of `mx.quantize`.
+        scales, biases: [N, K / group_size], of x's dtype.
+        group_size: 32, 64 or 128. bits: 4 or 8.
+
+    Returns:
+        [B, T, N] in x's dtype.
+
+    Raises:
+        ValueError: the arguments do not go together, or `fits` is False.
+        RuntimeError: there is no GPU.
+    """
+    key = (x.shape, weight.shape, x.dtype, group_size, bits, scales.shape, biases.shape, scales.dtype)
+    call = _CALLS.get(key)
+    if call is None:
+        call = _CALLS[key] = _prepared(x, weight, scales, biases, group_size, bits)
+    return call(inputs=[x, weight, scales, biases])[0]
+
+
+def _prepared(x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, group_size: int, bits: int) -> Call:
+    if not fits(x, weight, group_size, bits):
+        raise ValueError(
+            f"verify_qmv does not take x {x.dtype} {x.shape} with weight {weight.dtype} {weight.shape}, "
+            f"bits={bits}, group_size={group_size}: use mx.quantized_matmul"
+        )
+    expected = (weight.shape[0], x.shape[2] // group_size)
+    for name, array in (("scales", scales), ("biases", biases)):
+        if array.shape != expected or array.dtype != x.dtype:
+            raise ValueError(f"{name} must be {x.dtype} {expected}, not {array.dtype} {array.shape}")
+    found = backend()
+    if found is None:
+        raise RuntimeError("verify_qmv needs a GPU")
+    matrix = _Matrix(weight.shape[0], x.shape[2], bits, group_size, x.dtype)
+    kernel, launch = _plan(found, x.shape[0] * x.shape[1], matrix)
+    launch = replace(launch, shapes=[(*x.shape[:2], matrix.outputs)])
+    return kernel.prepared(launch, [x.dtype, weight.dtype, scales.dtype, biases.dtype])
+
+
+def verify_qmv_reference(
+    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int
+) -> mx.array:
+    """The same in plain MLX: dequantised in fp32, multiplied in fp32, cast. Its bits may depend on M."""
+    scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    matrix = mx.dequantize(weight, scales, biases, group_size=group_size, bits=bits)
+    return (x.astype(mx.float32) @ matrix.T).astype(x.dtype)
+
+
+def fits(x: mx.array, weight: mx.array, group_size: int, bits: int) -> bool:
+    """Whether `verify_qmv` takes x [B, T, K] and weight [N, K bits / 32]. Looks at shapes and dtypes only."""
+    return (
+        bits in _BITS
+        and group_size in _GROUPS
+        and (x.ndim, weight.ndim) == (3, 2)
+        and x.dtype in _DTYPES
+        and weight.dtype == mx.uint32
+        and 1 <= x.shape[0] * x.shape[1] <= MOST_ROWS
+        and weight.shape[0] >= 1
+        and x.shape[2] == weight.shape[1] * 32 // bits
+        and x.shape[2] >= group_size
+        and x.shape[2] % group_size == 0
+    )
+
+
+def _plan(where: Backend, rows: int, matrix: _Matrix) -> tuple[Kernel, Launch]:
+    """The first body of a back end that serves the matrix."""
+    body = next(body for body in _BODIES[where] if body.serves(matrix))
+    return body.kernel, body.launch(matrix, rows)
+
+
+def _simd_launch(matrix: _Matrix, rows: int) -> Launch:
+    tile = _whole(rows)
+    # Rows of weights to a simdgroup: they share what is read of x. More cost registers, and so what can be in flight.
+    together = 4 if tile <= 4 else 2
+    tiles = -(-rows // tile)
+    return Launch(
+        template={
+            "T": matrix.dtype,
+            "BITS": matrix.bits,
+            "GROUP": matrix.group_size,
+            "TILE": tile,
+            "R": together,
+            "SIMDS": _SIMDGROUPS,
+        },
+        threadgroups=(tiles * -(-matrix.outputs // (together * _SIMDGROUPS)), 1, 1),
+        threads=32 * _SIMDGROUPS,
+        shapes=[(1, rows, matrix.outputs)],
+        dtypes=[matrix.dtype],
+    )
+
+
+@dataclass(frozen=True)
+class _Pace:
+    """How the text for tensor cores goes through a matrix; it changes no sum. See source/verify_qmv_mma.h.
+
+    Measured on one NVIDIA H200, 5120 x 17408 at 4 bits: the first of these that fits in shared memory was the fastest.
+    """
+
+    rows: int
+    tiles: int
+    parts: int  # of a unit: pieces
+    stages: int
+
+    def shared(self, matrix: _Matrix, warps: int, unit: int) -> int:
+        """Bytes of shared memory."""
+        piece = unit // self.parts
+        words = matrix.group_size * matrix.bits // 32
+        weights = 16 * self.tiles * (piece * words + words + piece)
+        stage = weights + self.rows * (piece * matrix.group_size // 2 + 4)
+        return max(4 * warps * self.stages * stage, 4 * warps * 16 * self.tiles * 8)
+
+
+def _unit(matrix: _Matrix) -> int:
+    """Groups that a simdgroup takes at a time: 256 inputs, or 128; 0 if the matrix is cut otherwise."""
+    return next((n // matrix.group_size for n in (256, 128) if matrix.inputs % n == 0 and n > matrix.group_size), 0)
+
+
+def _mma_serves(matrix: _Matrix) -> bool:
+    return matrix.dtype != mx.float32 and _unit(matrix) > 0
+
+
+def _mma_launch(matrix: _Matrix, rows: int) -> Launch:
+    unit = _unit(matrix)
+    # The fewer outputs, the more simdgroups share the inputs of one: all of them must keep the device busy.
+    warps = 4 if matrix.outputs >= 8192 else 8 if matrix.outputs >= 2048 else 16
+    warps = min(warps, matrix.inputs // (unit * matrix.group_size))
+    while _paces(_TILE, unit)[-1].shared(matrix, warps, unit) > _SHARED:
+        warps //= 2
+    pace = next(pace for pace in _paces(rows, unit) if pace.shared(matrix, warps, unit) <= _SHARED)
+    return Launch(
+        template={
+            "T": matrix.dtype,
+            "BITS": matrix.bits,
+            "GROUP": matrix.group_size,
+            "WARPS": warps,
+            "UNIT": unit,
+            "PIECE": unit // pace.parts,
+            "TILES": pace.tiles,
+            "STAGES": pace.stages,
+            "ROWS": pace.rows,
+        },
+        threadgroups=(-(-matrix.outputs // (16 * pace.tiles)), -(-rows // pace.rows), 1),
+        threads=32 * warps,
+        shapes=[(1, rows, matrix.outputs)],
+        dtypes=[matrix.dtype],
+        shared=pace.shared(matrix, warps, unit),
+    )
+
+
+def _paces(rows: int, unit: int) -> list[_Pace]:
+    """What to try for so many rows, in order; the last needs least memory."""
+    halves = 2 if unit >= 4 else 1
+    if rows == 1:
+        wanted = [_Pace(1, 1, 1, 3)]
+    elif rows <= 8:
+        wanted = [_Pace(_whole(rows), 2, 1, 2), _Pace(_whole(rows), 1, 1, 2)]
+    elif rows <= 16:
+        wanted = [_Pace(16, 4, halves, 2), _Pace(16, 2, halves, 2)]
+    else:
+        wanted = [_Pace(32, 2, halves, 2)]
+    return [*wanted, *(_Pace(min(size, _whole(rows)), 1, halves, 2) for size in (16, 8))]
+
+
+def _whole(rows: int) -> int:
+    """A power of two, for every number of rows of its own would be compiled anew; what is too much is not stored."""
+    return next(size for size in (1, 2, 4, _TILE) if size >= min(rows, _TILE))
+
+
+def _kernel(name: str, *parts: str) -> Kernel:
+    return Kernel(name, ("x", "weight", "scales", "biases"), ("y",), parts)
+
+
+# Without matrix units; serves every matrix that fits.
+_SIMD = _Body(_kernel("verify_qmv_simd"), lambda matrix: True, _simd_launch)
+_MMA = _Body(_kernel("verify_qmv_mma", "mma"), _mma_serves, _mma_launch)
+
+# In order of preference; the last of each serves every matrix.
+_BODIES: Mapping[Backend, tuple[_Body, ...]] = {"metal": (_SIMD,), "cuda": (_MMA, _SIMD), "host": (_SIMD,)}
+
+
+def _error() -> float:
+    """Against the reference, 4 and 8 bits, with tails; infinite if a row's bits depend on how many there are."""
+    worst = 0.0
+    for bits in _BITS:
+        matrix = mx.random.normal((43, 1344), key=mx.random.key(bits))
+        x = mx.random.normal((1, 5, 1344), key=mx.random.key(0)).astype(mx.bfloat16)
+        quantised = mx.quantize(matrix.astype(mx.bfloat16), group_size=64, bits=bits)
+        found = verify_qmv(x, *quantised, group_size=64, bits=bits)
+        alone = verify_qmv(x[:, -1:], *quantised, group_size=64, bits=bits)
+        if not mx.array_equal(alone, found[:, -1:]).item():
+            return float("inf")
+        reference = verify_qmv_reference(x, *quantised, group_size=64, bits=bits)
+        worst = max(worst, relative_error(found, reference))
+    return worst
+
+
+def _gain() -> float:
+    """Of one row and of four, together, on a matrix that fits in few caches."""
+    quantised = [
+        mx.quantize(mx.random.normal((4096, 4096)).astype(mx.bfloat16), group_size=64, bits=4) for _ in "ab" * 8
+    ]
+    x = mx.random.normal((1, 4, 4096)).astype(mx.bfloat16)
+    mx.eval(x, quantised)
+    given = [(rows, *each) for rows in (x, x[:, :1]) for each in quantised]
+
+    def stock() -> list[mx.array]:
+        return [mx.quantized_matmul(*each, transpose=True, group_size=64, bits=4) for each in given]
+
+    return speed_over(stock, lambda: [verify_qmv(*each, group_size=64, bits=4) for each in given])
+
+
+# Sums in fp32 differ by far less than a step of bf16, but may lie on two sides of a border: then results differ by one
+# step, at most 2^-7 of the value. One of the 42 or 84 pieces of a sum left out shows as some 0.1.
+CHECK = SelfCheck("verify_qmv", _error, most=2.0**-7, gain=_gain)

@@ -1,0 +1,125 @@
+"""Guards the engine on its kernels, whose texts run on the host here: the same text at every depth and beside other
+rows, the law of plain MLX, and states that a session takes out and puts back.
+
+What a GPU would run is run, but for the compiler; a few cycles only, for emulation is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from selfdraft.engine import Engine, Request
+from selfdraft.kernels import few_query_attention, gated_delta_tape, verify_qmv
+from selfdraft.kernels.portable import Kernel, Launch
+from selfdraft.models.few_rows import FewRowsLinear, use_few_row_kernels
+from selfdraft.models.qwen3_5 import Qwen35
+from selfdraft.sessions import PromptSession, SessionBank
+from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
+from tests.support.nano import nano_model
+from tests.support.rows import finish, params
+
+pytestmark = needs_compiler
+
+SIZES = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 2,
+    "head_dim": 64,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+CHECKS = (few_query_attention.CHECK, gated_delta_tape.CHECK, verify_qmv.CHECK)
+
+
+class Count:
+    """How often each kernel ran."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, int] = {}
+
+    def __call__(self, kernel: Kernel, inputs: Sequence[mx.array], launch: Launch) -> list[mx.array]:
+        self.runs[kernel.name] = self.runs.get(kernel.name, 0) + 1
+        return run_on_host(kernel, inputs, launch)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Count:
+    count = Count()
+    kernels_on_host(monkeypatch, count)
+    monkeypatch.setattr(verify_qmv, "backend", lambda: "host")
+    for check in CHECKS:
+        monkeypatch.setattr(check, "_passed", True)
+        monkeypatch.setattr(type(check), "passed", property(lambda self: bool(self._passed)))
+    return count
+
+
+def model_of(bits: int | None) -> Qwen35:
+    return nano_model(5, bits=bits, **SIZES)
+
+
+def decode(model: Qwen35, depths: Sequence[int], tokens: int = 6) -> list[list[int]]:
+    engine = Engine(model)
+    rows = [
+        engine.add(Request(PROMPT[: 8 - i], params(temperature=0.0, max_tokens=tokens, depth=depth)))
+        for i, depth in enumerate(depths)
+    ]
+    finish(engine)
+    return [row.emitted for row in rows]
+
+
+def test_text_is_the_same_at_every_depth_and_beside_others(kernels: Count) -> None:
+    model = model_of(4)
+    use_few_row_kernels(model)
+    assert isinstance(model.model.layers[0].mlp.up_proj, FewRowsLinear)
+    ((plain),) = decode(model, [0])
+    assert set(kernels.runs) == {"few_query_partial", "few_query_merge", "gated_delta_tape", "verify_qmv_simd"}
+    assert decode(model, [3]) == [plain]
+    assert decode(model, [3, 0])[0] == plain
+
+
+def test_the_law_is_that_of_plain_mlx(kernels: Count, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(8)
+    expected = logits(model_of(8), monkeypatch)
+    use_few_row_kernels(model)
+    found = logits(model, None)
+    assert mx.abs(found - expected).max().item() < 2e-4 * mx.abs(expected).max().item()
+    assert kernels.runs["gated_delta_tape"] == 2
+
+
+def logits(model: Qwen35, plain: pytest.MonkeyPatch | None) -> mx.array:
+    """Of two verify passes, of the first of which two tokens were kept."""
+    state = model.new_state()
+    with pytest.MonkeyPatch.context() as patch:
+        if plain:
+            for check in CHECKS:
+                patch.setattr(check, "_passed", False)
+        hidden, captured = model.forward(mx.array([PROMPT[:3]]), [state], keep_steps=True)
+        captured.commit([state], [2])
+        again, _ = model.forward(mx.array([PROMPT[3:6]]), [state], keep_steps=True)
+        both = model.logits(mx.concatenate([hidden, again], axis=1))
+        mx.eval(both)
+    return both
+
+
+def test_a_session_takes_out_what_the_next_cycle_would_have_used(kernels: Count) -> None:
+    model = model_of(None)
+    bank = SessionBank(model.new_state, 10**9)
+
+    def ask(prompt: list[int], tokens: int) -> tuple[list[int], int]:
+        engine = Engine(model)
+        session = PromptSession(bank, "a", prompt)
+        row = engine.add(Request(prompt, params(temperature=0.0, max_tokens=tokens, depth=2), session=session))
+        finish(engine)
+        engine.settle(row)
+        return row.emitted, row.statistics.restored_tokens
+
+    whole, _ = ask(PROMPT, 8)
+    bank.clear()
+    first, _ = ask(PROMPT, 4)
+    assert whole[:4] == first
+    rest, restored = ask([*PROMPT, *first, whole[4]], 3)
+    assert restored == len(PROMPT) + 4
+    assert rest == whole[5:8]

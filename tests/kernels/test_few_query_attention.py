@@ -1,0 +1,229 @@
+"""Guards attention of few queries: its values, that a query's bits depend on nothing but itself and the keys it sees,
+and that what lies behind a row's length never shows.
+
+The second is what bit parity of verify passes with one-token passes rests on. The text that GPUs run is run on the
+host, with splits of 64 keys for 256: emulated threads are slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from selfdraft.kernels import few_query_attention as subject
+from selfdraft.kernels.few_query_attention import (
+    CHECK,
+    few_query_attention,
+    few_query_attention_reference,
+    fits,
+)
+from tests.support.host_kernels import kernels_on_host, needs_compiler
+
+# Of the largest result: a rounding to 16 bits is half of this. In fp32 it is scores that err: terms of one reach 40.
+ROUNDING = {mx.float32: 2.0**-18, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
+WHOLE_SPLIT, SPLIT = subject.SPLIT, 64
+
+
+@pytest.fixture(autouse=True)
+def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "SPLIT", SPLIT)
+
+
+@dataclass
+class Case:
+    """Queries, and a KV that is NaN behind the lengths."""
+
+    q: mx.array
+    keys: mx.array
+    values: mx.array
+    lengths: list[int]
+
+    @property
+    def scale(self) -> float:
+        return float(self.q.shape[-1] ** -0.5)
+
+    def run(self, rows: slice = slice(None), *, token: int | None = None, capacity: int | None = None) -> mx.array:
+        """The kernels' result for some of the rows; for one of the tokens; in a KV of another capacity."""
+        q, lengths = self.q[rows], mx.array(self.lengths[rows], mx.int32)
+        if token is not None:
+            lengths = lengths - (q.shape[2] - 1 - token)
+            q = q[:, :, token : token + 1]
+        keys, values = (resized(x[rows], capacity or x.shape[2]) for x in (self.keys, self.values))
+        return on_host(q, keys, values, lengths, scale=self.scale)
+
+    def reference(self) -> mx.array:
+        return few_query_attention_reference(
+            self.q, self.keys, self.values, mx.array(self.lengths, mx.int32), scale=self.scale
+        )
+
+    def exact(self) -> np.ndarray:
+        """In fp64, a query at a time."""
+        q, keys, values = (np.array(x.astype(mx.float32), np.float64) for x in (self.q, self.keys, self.values))
+        out = np.zeros(q.shape)
+        rows, heads, tokens, _ = q.shape
+        for row, head, token in np.ndindex(rows, heads, tokens):
+            seen = self.lengths[row] - tokens + token + 1
+            if seen <= 0:
+                continue
+            of_kv = row, head // (heads // keys.shape[1]), slice(seen)
+            scores = keys[of_kv] @ q[row, head, token] * self.scale
+            weights = np.exp(scores - scores.max())
+            out[row, head, token] = weights @ values[of_kv] / weights.sum()
+        return out
+
+
+def case(
+    lengths: list[int],
+    size: int,
+    *,
+    tokens: int = 1,
+    kv_heads: int = 1,
+    group: int = 1,
+    dtype: mx.Dtype = mx.float32,
+    capacity: int = SPLIT + 30,
+) -> Case:
+    random = np.random.default_rng(size + tokens)
+    rows = len(lengths)
+    q = 3 * random.normal(size=(rows, kv_heads * group, tokens, size))
+    kv = random.normal(size=(2, rows, kv_heads, capacity, size))
+    for row, length in enumerate(lengths):
+        kv[:, row, :, length:] = np.nan
+    arrays = [mx.array(x.astype(np.float32)).astype(dtype) for x in (q, *kv)]
+    return Case(arrays[0], arrays[1], arrays[2], lengths)
+
+
+def resized(x: mx.array, capacity: int) -> mx.array:
+    more = mx.full((*x.shape[:2], max(capacity - x.shape[2], 0), x.shape[3]), mx.nan, x.dtype)
+    return mx.concatenate([x, more], axis=2)[:, :, :capacity]
+
+
+def on_host(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float) -> mx.array:
+    with pytest.MonkeyPatch.context() as patch:
+        kernels_on_host(patch)
+        return few_query_attention(q, keys, values, lengths, scale=scale)
+
+
+def worst(found: mx.array, exact: np.ndarray) -> float:
+    """Largest difference over the largest value; NaN if anything is."""
+    return float(np.abs(np.array(found.astype(mx.float32), np.float64) - exact).max() / np.abs(exact).max())
+
+
+def same_bits(a: mx.array, b: mx.array) -> bool:
+    return bool(mx.array_equal(a.view(mx.uint8), b.view(mx.uint8)))
+
+
+BORDERS = [1, SPLIT - 1, SPLIT, SPLIT + 1, SPLIT + 30]
+
+CASES = {
+    "one query": case([0, *BORDERS], 64),
+    "grouped, fp16": case(BORDERS, 64, tokens=4, kv_heads=2, group=3, dtype=mx.float16),
+    "more queries than a threadgroup holds": case([SPLIT + 5], 64, tokens=11, group=3),
+    "size 128, bf16": case([5, SPLIT + 2], 128, tokens=4, group=6, dtype=mx.bfloat16),
+    "size 256, bf16": case([17, SPLIT + 1], 256, tokens=2, kv_heads=2, group=3, dtype=mx.bfloat16),
+    "several splits": case([3 * SPLIT, 2 * SPLIT + 5], 64, capacity=3 * SPLIT + 100),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_attention(name: str) -> None:
+    given = CASES[name]
+    found = given.run()
+    assert found.dtype == given.q.dtype
+    assert worst(found, given.exact()) <= ROUNDING[found.dtype]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_so_is_the_reference(name: str) -> None:
+    given = CASES[name]
+    found = given.reference()
+    assert found.dtype == given.q.dtype
+    assert worst(found, given.exact()) <= ROUNDING[found.dtype]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "given",
+    [
+        case([2, SPLIT, SPLIT + 2], 64, tokens=4, group=3),
+        case([SPLIT + 2], 128, tokens=4, group=6, dtype=mx.bfloat16),
+        case([SPLIT + 5], 64, tokens=11, group=3),
+    ],
+    ids=["borders of a split", "more queries a thread", "two blocks of queries"],
+)
+def test_bits_do_not_depend_on_the_other_tokens(given: Case) -> None:
+    together = given.run()
+    tokens = given.q.shape[2]
+    for token in range(tokens) if tokens <= 4 else (0, 5, 6, 10):
+        assert same_bits(together[:, :, token : token + 1], given.run(token=token)), f"token {token}"
+
+
+@needs_compiler
+def test_bits_do_not_depend_on_the_other_rows() -> None:
+    given = case([SPLIT + 3, 9, SPLIT], 64, tokens=4, group=3)
+    together = given.run()
+    for row in range(3):
+        assert same_bits(together[row : row + 1], given.run(slice(row, row + 1))), f"row {row}"
+
+
+@needs_compiler
+def test_bits_do_not_depend_on_the_capacity() -> None:
+    given = case([40, SPLIT + 7], 64, tokens=4, group=3)
+    bits = given.run()
+    for capacity in (SPLIT + 7, 2 * SPLIT, 3 * SPLIT + 1):
+        assert same_bits(bits, given.run(capacity=capacity)), f"capacity {capacity}"
+
+
+@needs_compiler
+def test_large_scores_do_not_overflow() -> None:
+    """A softmax that does not subtract the most, or subtracts that of another tile, gives infinities or NaN here."""
+    given = case([SPLIT + 20, 1], 64)
+    given.q[0] *= 300
+    given.q[1] = -300 * given.keys[1, :, :1]  # a query that sees one key, and dislikes it
+    assert worst(given.run(), given.exact()) <= 2.0**-12  # scores of 1e3 keep 14 bits behind the point
+
+
+@needs_compiler
+def test_the_self_check_passes_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "few_query_attention", on_host)
+    assert subject._case_error(3, 2, 256, seed=2) <= CHECK.most
+
+
+def test_the_self_check_tells_a_key_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "SPLIT", WHOLE_SPLIT)
+
+    def one_less(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float) -> mx.array:
+        return few_query_attention_reference(q, keys, values, lengths - 1, scale=scale)
+
+    monkeypatch.setattr(subject, "few_query_attention", one_less)
+    assert subject._case_error(6, 4, 128, seed=1) > 2 * CHECK.most
+    assert subject._case_error(3, 2, 256, seed=2) > 2 * CHECK.most
+
+
+def shaped(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
+    return mx.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("q", "keys", "taken"),
+    [
+        (shaped(2, 6, 4, 128), shaped(2, 2, 9, 128), True),
+        (shaped(1, 8, 16, 64), shaped(1, 1, 9, 64), True),
+        (shaped(1, 9, 16, 64), shaped(1, 1, 9, 64), False),
+        (shaped(2, 6, 17, 128), shaped(2, 6, 9, 128), False),
+        (shaped(2, 6, 4, 96), shaped(2, 2, 9, 96), False),
+        (shaped(2, 6, 4, 128), shaped(2, 4, 9, 128), False),
+        (shaped(2, 6, 4, 128), shaped(1, 2, 9, 128), False),
+        (shaped(2, 6, 4, 128), shaped(2, 2, 9, 64), False),
+        (shaped(2, 6, 4, 128), shaped(2, 2, 9, 128, dtype=mx.float16), False),
+        (shaped(2, 6, 4, 128, dtype=mx.int8), shaped(2, 2, 9, 128, dtype=mx.int8), False),
+    ],
+)
+def test_what_it_takes(q: mx.array, keys: mx.array, taken: bool) -> None:
+    assert fits(q, keys) is taken
+    if not taken:
+        with pytest.raises(ValueError, match="does not take"):
+            few_query_attention(q, keys, keys, mx.zeros(2, mx.int32), scale=1.0)

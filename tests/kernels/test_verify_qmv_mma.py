@@ -1,0 +1,90 @@
+"""Guards the text for tensor cores behind `verify_qmv`, on emulated ones: its values, and that neither the number of
+rows nor the pace at which it goes through a matrix changes a bit of a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from selfdraft.kernels import verify_qmv as subject
+from tests.kernels.test_verify_qmv import Case, assert_rounded, case, same
+from tests.support.host_kernels import needs_compiler, run_on_host
+
+pytestmark = needs_compiler
+
+
+def run(made: Case, rows: int | None = None, **changed: int) -> mx.array:
+    x = made.x[:rows]
+    matrix = subject._Matrix(made.weight.shape[0], x.shape[1], made.bits, made.group_size, x.dtype)
+    assert subject._mma_serves(matrix)
+    launch = subject._mma_launch(matrix, x.shape[0])
+    if changed:
+        template = {**launch.template, **changed}
+        pace = subject._Pace(
+            int(template["ROWS"]),  # type: ignore[call-overload]
+            int(template["TILES"]),  # type: ignore[call-overload]
+            int(template["UNIT"]) // int(template["PIECE"]),  # type: ignore[call-overload]
+            int(template["STAGES"]),  # type: ignore[call-overload]
+        )
+        warps, unit = int(template["WARPS"]), int(template["UNIT"])  # type: ignore[call-overload]
+        groups = (-(-matrix.outputs // (16 * pace.tiles)), -(-x.shape[0] // pace.rows), 1)
+        launch = replace(
+            launch, template=template, threadgroups=groups, shared=pace.shared(matrix, warps, unit), threads=32 * warps
+        )
+    (y,) = run_on_host(subject._MMA.kernel, [x[None], made.weight, made.scales, made.biases], launch)
+    return y[0]
+
+
+# Outputs that fill no tile, one unit and many, every group, both widths, rows beyond a round and beyond a threadgroup.
+SHAPES = [
+    (1, 24, 512, 4, 64, mx.bfloat16),
+    (3, 17, 1024, 4, 32, mx.float16),
+    (5, 40, 768, 8, 64, mx.bfloat16),
+    (9, 16, 256, 4, 128, mx.bfloat16),
+    (12, 33, 384, 8, 32, mx.float16),
+    (35, 16, 512, 4, 64, mx.float16),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_equals_the_product(shape: tuple[int, int, int, int, int, mx.Dtype]) -> None:
+    made = case(*shape)
+    assert_rounded(run(made), made)
+
+
+@pytest.mark.parametrize(("bits", "group_size", "dtype"), [(4, 64, mx.bfloat16), (8, 32, mx.float16)])
+def test_a_rows_bits_hang_on_nothing_else(bits: int, group_size: int, dtype: mx.Dtype) -> None:
+    made = case(34, 40, 1536, bits, group_size, dtype, seed=3)
+    alone = mx.concatenate([run(replace(made, x=made.x[row : row + 1])) for row in range(3)])
+    for rows in (3, 8, 12, 34):
+        assert same(run(made, rows)[:3], alone), rows
+    for changed in ({"TILES": 4}, {"STAGES": 3}, {"PIECE": 2}, {"ROWS": 2}):
+        assert same(run(made, 3, **changed), alone), changed
+
+
+def test_all_numbers_of_rows_have_a_pace_that_fits() -> None:
+    for outputs, inputs in ((17408, 5120), (5120, 17408), (1024, 5120), (248320, 5120), (16, 256), (64, 128)):
+        for bits, group_size in ((4, 64), (8, 64), (4, 32), (8, 128), (4, 128)):
+            matrix = subject._Matrix(outputs, inputs, bits, group_size, mx.bfloat16)
+            if not subject._mma_serves(matrix):
+                assert inputs % 256, (inputs, group_size)
+                continue
+            order = set()
+            for rows in range(1, subject.MOST_ROWS + 1):
+                launch = subject._mma_launch(matrix, rows)
+                assert launch.shared <= 200 * 1024
+                assert launch.threads <= 512
+                assert launch.template["PIECE"] in (2, 4, 8)
+                order.add((launch.template["WARPS"], launch.template["UNIT"]))
+            assert len(order) == 1  # what sums hang on
+
+
+def test_zero_gives_zero_and_a_row_does_not_see_the_others() -> None:
+    made = case(4, 16, 512, 4, 64, mx.bfloat16)
+    x = mx.concatenate([mx.zeros_like(made.x[:1]), made.x[1:3], mx.full((1, 512), float("nan"), dtype=mx.bfloat16)])
+    found = run(replace(made, x=x))
+    assert same(found[1:3], run(made)[1:3])
+    assert mx.isnan(found[3]).all().item()
+    assert mx.abs(found[0]).max().item() == 0

@@ -1,0 +1,159 @@
+"""Runs a kernel's text on the host: compiled with the system's C++ compiler, threads of a threadgroup as fibers."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from selfdraft.kernels import few_query_attention, gated_delta_tape, verify_qmv
+from selfdraft.kernels.portable import Call, Kernel, Launch
+
+__all__ = ["kernels_on_host", "needs_compiler", "run_on_host"]
+
+Run = Callable[[Kernel, Sequence[mx.array], Launch], list[mx.array]]
+
+_GUARD = 256  # bytes before and behind every array: NaN in inputs, unchanged in outputs
+_TYPES = {
+    mx.float32: "float",
+    mx.bfloat16: "bfloat16",
+    mx.float16: "float16",
+    mx.int32: "int32_t",
+    mx.uint32: "uint32_t",
+    mx.uint8: "uint8_t",
+    mx.bool_: "bool",
+}
+_LIBC = ctypes.CDLL(None)
+_COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+
+needs_compiler = pytest.mark.skipif(
+    _COMPILER is None and not os.environ.get("SELFDRAFT_SKIP_NOTHING"), reason="there is no C++ compiler"
+)
+
+
+def kernels_on_host(patch: pytest.MonkeyPatch, run: Run | None = None) -> None:
+    """Have every kernel that is called run on the host, through `run` if it is given."""
+
+    def prepared(kernel: Kernel, launch: Launch, dtypes: Sequence[mx.Dtype]) -> Call:
+        def call(inputs: Sequence[mx.array]) -> list[mx.array]:
+            assert [x.dtype for x in inputs] == list(dtypes), kernel.name
+            return (run or run_on_host)(kernel, inputs, launch)
+
+        return call
+
+    patch.setattr(Kernel, "prepared", prepared)
+    for module in (few_query_attention, gated_delta_tape, verify_qmv):
+        patch.setattr(module, "_CALLS", {})
+
+
+def run_on_host(kernel: Kernel, inputs: Sequence[mx.array], launch: Launch) -> list[mx.array]:
+    """What a kernel computes.
+
+    Its threads take turns forwards, then backwards, and its threadgroups too: both must give the same bits. Nothing may
+    be left unwritten (a poison of NaN, or of -1, would show), and nothing outside the arrays may change. What no GPU
+    can run ends the process: threads that wait for ever, or for others at another place; arrays left by far.
+    """
+    function = _compiled(_program(kernel, inputs, launch))
+    forwards, backwards = (_run(function, inputs, launch, backwards=order) for order in (False, True))
+    for one, other in zip(forwards, backwards, strict=True):
+        assert one.tobytes() == other.tobytes(), f"{kernel.name} depends on the order of its threads"
+    return [
+        mx.array(np.frombuffer(raw.tobytes(), np.uint8)).view(dtype).reshape(shape)
+        for raw, shape, dtype in zip(forwards, launch.shapes, launch.dtypes, strict=True)
+    ]
+
+
+def _run(
+    function: ctypes._CFuncPtr, inputs: Sequence[mx.array], launch: Launch, *, backwards: bool
+) -> list[np.ndarray]:
+    given = [_guarded(np.array(x.reshape(-1).view(mx.uint8))) for x in inputs]
+    sizes = [int(np.prod(shape)) * dtype.size for shape, dtype in zip(launch.shapes, launch.dtypes, strict=True)]
+    taken = [_guarded(np.full(size, 0xFF, np.uint8)) for size in sizes]
+    pointers = (ctypes.c_void_p * len(given + taken))(*(x.ctypes.data + _GUARD for x in (*given, *taken)))
+    before = [x.copy() for x in given]
+    sides = [(ctypes.c_int * max(x.ndim, 1))(*x.shape) for x in inputs]
+    shapes = (ctypes.c_void_p * len(sides))(*(ctypes.addressof(each) for each in sides))
+    function(pointers, shapes, *launch.threadgroups, launch.threads, backwards)
+    assert all(np.array_equal(x, was) for x, was in zip(given, before, strict=True)), "an input was written"
+    for x in taken:
+        assert (x[:_GUARD] == 0xFF).all(), "written before an output"
+        assert (x[-_GUARD:] == 0xFF).all(), "written behind an output"
+    return [x[_GUARD : _GUARD + size] for x, size in zip(taken, sizes, strict=True)]
+
+
+def _guarded(content: np.ndarray) -> np.ndarray:
+    """A copy between guards, and pages around it that nobody may touch: who goes beyond the guards ends the process."""
+    size, page = content.size + 2 * _GUARD, mmap.PAGESIZE
+    behind = page + -(-size // page) * page
+    memory = mmap.mmap(-1, behind + page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for closed in (start, start + behind):
+        assert _LIBC.mprotect(ctypes.c_void_p(closed), ctypes.c_size_t(page), 0) == 0
+    array = np.frombuffer(memory, np.uint8, size, offset=(behind - size) // 16 * 16)
+    array[:] = 0xFF
+    array[_GUARD:-_GUARD] = content
+    return array
+
+
+def _program(kernel: Kernel, inputs: Sequence[mx.array], launch: Launch) -> str:
+    prelude, body = kernel.text("host", launch.template)
+    arguments = [f"auto {n} = static_cast<const {_TYPES[x.dtype]}*>(a[{i}]);" for i, (n, x) in _named(kernel, inputs)]
+    for index, (name, dtype) in enumerate(zip(kernel.outputs, launch.dtypes, strict=True), start=len(inputs)):
+        arguments.append(f"auto {name} = static_cast<{_TYPES[dtype]}*>(const_cast<void*>(a[{index}]));")
+    shapes = [f"const int* {name}_shape = shapes[{i}]; (void){name}_shape;" for i, name in enumerate(kernel.inputs)]
+    return "\n".join(
+        [
+            f"#define HOST_DYNAMIC_BYTES {launch.shared}",
+            prelude,
+            "static void body(const void* const* a, const int* const* shapes, host::Index group, uint thread) {",
+            "const uint lane = thread % 32, simdgroup = thread / 32; size_t host_shared = 0;",
+            "(void)lane; (void)simdgroup; (void)group; (void)host_shared;",
+            *arguments,
+            *shapes,
+            body,
+            "}",
+            'extern "C" void run(const void* const* a, const int* const* s, uint x, uint y, uint z, uint threads,',
+            "bool backwards) { static host::Threadgroup threadgroup; static host::Index group;",
+            "static const void* const* given; static const int* const* shapes;",
+            "host::current = &threadgroup; given = a; shapes = s;",
+            "threadgroup.body = [](unsigned thread) { body(given, shapes, group, thread); };",
+            "const size_t count = size_t(x) * y * z; for (size_t turn = 0; turn < count; ++turn) {",
+            "const size_t at = backwards ? count - 1 - turn : turn;",
+            "group.x = at % x; group.y = at / x % y; group.z = at / x / y;",
+            "threadgroup.run(threads, backwards); } }",
+        ]
+    )
+
+
+def _named(kernel: Kernel, inputs: Sequence[mx.array]) -> list[tuple[int, tuple[str, mx.array]]]:
+    return list(enumerate(zip(kernel.inputs, inputs, strict=True)))
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="host-kernels-"))
+
+
+@cache
+def _compiled(program: str) -> ctypes._CFuncPtr:
+    assert _COMPILER is not None, "the tests of kernels need a C++ compiler"
+    stem = _folder() / hashlib.sha256(program.encode()).hexdigest()[:20]
+    source, library = stem.with_suffix(".cpp"), stem.with_suffix(".so")
+    source.write_text(program)
+    flags = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
+    done = subprocess.run([_COMPILER, *flags, source, "-o", library], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{source}: {done.stderr[-3000:]}"
+    function = ctypes.CDLL(str(library)).run
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint] * 4, ctypes.c_bool]
+    return function
