@@ -10,6 +10,7 @@ from importlib.metadata import version
 
 import mlx.core as mx
 
+from .kernels.portable import sources_digest
 from .llm import LLM
 from .sessions.disk.store import DiskFigures, DiskStore, Record
 from .sessions.identity import identity
@@ -125,5 +126,6 @@ def _facts(llm: LLM) -> dict[str, object]:
         "mlx_lm": version("mlx-lm"),
         "machine": [platform.machine(), platform.processor(), mx.device_info().get("architecture", "")],
         "head": llm.loaded.model.max_depth > 0,
+        "kernels": [*described["kernels"], sources_digest()] if described["kernels"] else [],
         **{name: described[name] for name in ("device", "blas", "dtype", "quantisation")},
     }

@@ -14,6 +14,7 @@ import mlx.core as mx
 from .device import active_blas, choose_dtype
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
+from .kernels.self_check import used_kernels
 from .memory import free_memory
 from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
@@ -290,13 +291,14 @@ class LLM:
         self.max_depth = self.loaded.model.max_depth = min(depth, self.max_depth)
 
     def describe(self) -> dict[str, Any]:
-        """What runs: device, dtype, BLAS, depth limit."""
+        """What runs: device, dtype, BLAS, kernels of our own, depth limit."""
         return {
             "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
             "blas": active_blas(),
             "dtype": str(self.loaded.dtype).removeprefix("mlx.core."),
             "quantisation": self.loaded.quantisation,
             "weights_bytes": self.loaded.nbytes,
+            "kernels": used_kernels(),
             "max_depth": self.max_depth,
             "context_length": self.context_length,
             "notes": list(self.notes),

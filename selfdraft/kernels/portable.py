@@ -27,7 +27,7 @@ from typing import Any, Literal, cast
 
 import mlx.core as mx
 
-__all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "number", "read_source"]
+__all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "number", "read_source", "sources_digest"]
 
 Backend = Literal["metal", "cuda", "host"]
 
@@ -164,6 +164,13 @@ def number(value: int) -> mx.array:
     array = mx.array([value], dtype=mx.int32)
     mx.eval(array)
     return array
+
+
+@cache
+def sources_digest() -> str:
+    """Of all texts, as hex: other texts may give other low bits."""
+    texts = [path.read_bytes() for path in sorted(_SOURCE.glob("*.h"))]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
 
 @lru_cache

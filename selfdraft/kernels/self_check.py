@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from .portable import backend
 
-__all__ = ["SelfCheck", "relative_error", "self_checks", "speed_over"]
+__all__ = ["SelfCheck", "relative_error", "self_checks", "speed_over", "used_kernels"]
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,11 @@ class SelfCheck:
 def self_checks() -> list[SelfCheck]:
     """The checks of all kernels that were imported."""
     return list(_CHECKS)
+
+
+def used_kernels() -> list[str]:
+    """Names of the kernels that are used on this device."""
+    return [check.name for check in _CHECKS if check.passed]
 
 
 def speed_over(stock: Callable[[], list[mx.array]], kernel: Callable[[], list[mx.array]], rounds: int = 7) -> float:

@@ -23,6 +23,7 @@ PROMPTS: dict[str, Any] = {
     prompt["name"]: prompt for prompt in json.loads((FIXTURES / "golden" / "golden.json").read_text())["prompts"]
 }
 KEPT = 4  # golden trunk values are those of the last four positions
+STORED = 8  # of the golden logits every eighth is stored: the hiddens are whole, and the tree is to stay small
 
 Trunk = Callable[[Model, Sequence[int], RowState], mx.array]
 
@@ -83,7 +84,7 @@ def test_float32_reproduces_the_golden_values(
     reference_fp32: Any, golden: dict[str, mx.array], name: str, way: str
 ) -> None:
     for key, computed in values(reference_fp32, name, way).items():
-        expected = golden[f"{name}.{key}"]
+        computed, expected = stored(key, computed), golden[f"{name}.{key}"]
         assert computed.shape == expected.shape
         assert cosine(computed, expected) > 0.9999, key
         assert largest_difference(computed, expected) < 1e-3, key
@@ -95,9 +96,14 @@ def test_bfloat16_stays_close_and_chooses_the_same_tokens(
 ) -> None:
     computed = values(reference_bf16, name, way)
     for key, value in computed.items():
-        assert cosine(value, golden[f"{name}.{key}"]) > 0.999, key
+        assert cosine(stored(key, value), golden[f"{name}.{key}"]) > 0.999, key
     assert mx.argmax(computed["trunk_logits"], axis=-1).tolist() == PROMPTS[name]["trunk_argmax"]
     assert mx.argmax(computed["mtp_logits"], axis=-1).tolist() == PROMPTS[name]["drafts"]
+
+
+def stored(key: str, value: mx.array) -> mx.array:
+    """What the file has of a quantity."""
+    return value[..., ::STORED] if key.endswith("logits") else value
 
 
 def values(model: Any, name: str, way: str) -> dict[str, mx.array]:

@@ -85,6 +85,8 @@ def check_golden(model: ReferenceModel) -> float:
             "mtp_logits": model.logits(torch.stack(head_hiddens)),
         }
         for name, value in computed.items():
+            if name.endswith("logits"):
+                value = value[..., ::8]  # of these every eighth is stored
             largest = max(largest, float((value - golden[f"{prompt['name']}.{name}"]).abs().max()))
         if drafts != prompt["drafts"]:
             raise ValueError(f"golden prompt {prompt['name']}: drafts {drafts}, expected {prompt['drafts']}")
