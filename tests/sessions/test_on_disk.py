@@ -282,9 +282,13 @@ def test_ids_of_an_answer_are_served_again_after_a_restart(opened: Callable[...,
     assert list(llm.prompted(history, raw=True).tokens[: len(committed)]) == committed
 
 
-@pytest.mark.parametrize("change", ["weights", "template", "dtype"])
+@pytest.mark.parametrize("change", ["weights", "template", "dtype", "kernels"])
 def test_a_changed_model_finds_nothing(
-    opened: Callable[..., tuple[LLM, DiskSessions]], nano_folder: Path, tmp_path: Path, change: str
+    opened: Callable[..., tuple[LLM, DiskSessions]],
+    nano_folder: Path,
+    tmp_path: Path,
+    change: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     llm, disk = opened()
     assert disk.ready(20)
@@ -299,6 +303,8 @@ def test_a_changed_model_finds_nothing(
     if change == "template":
         path = other / "chat_template.jinja"
         path.write_text(path.read_text() + "{# changed #}")
+    if change == "kernels":
+        monkeypatch.setattr("selfdraft.llm.used_kernels", lambda: ["verify_qmv"])
     llm, disk = opened(other, **({"dtype": "bfloat16"} if change == "dtype" else {}))
     assert disk.ready(20)
     assert asked(llm)[1] == 0

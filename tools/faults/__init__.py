@@ -5,9 +5,10 @@ from __future__ import annotations
 from .disk import FAULTS as DISK
 from .engine import FAULTS as ENGINE
 from .fault import Fault
+from .kernels import FAULTS as KERNELS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS]
