@@ -28,6 +28,7 @@ ALLOWED = {
     "text": {"errors"},
     "sessions": {"engine", "errors", "files", "state"},
     "memory": set(),
+    "tuning": {"device", "engine", "errors", "kernels", "models", "params", "results", "settings", "state"},
     "keeping": {"kernels", "llm", "sessions"},
     "prompts": {"errors", "sessions", "text"},
     "llm": {
