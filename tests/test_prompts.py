@@ -103,6 +103,16 @@ def test_stops_are_apart_and_in_order(llm: LLM) -> None:
     assert list(llm.prompts.chat([{"role": "user", "content": "Hi"}]).stops) == []  # nothing worth a boundary
 
 
+@pytest.mark.parametrize("turn", TURNS)
+def test_a_fork_lies_behind_a_special_token(llm: LLM, turn: str) -> None:
+    """What follows is then tokenised by itself: inside a word the tokens of the two prompts would differ before it."""
+    prompted = llm.prompts.chat(TURNS[turn])
+    forks = [stop for stop in prompted.stops if stop != len(prompted.tokens) - 1]
+    assert forks
+    special = set(llm.tokenizer.added.values())
+    assert all(prompted.tokens[fork - 1] in special for fork in forks)
+
+
 def test_a_template_that_refuses_what_may_come_is_no_trouble(llm: LLM) -> None:
     strict = ChatTemplate(
         "{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}<|im_start|>{{ messages[0].content }}"

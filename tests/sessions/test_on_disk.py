@@ -142,6 +142,23 @@ def test_one_damaged_link_leaves_what_stands_before_it(tmp_path: Path) -> None:
     path.write_bytes(b"nothing")
     _, restored = process.ask(tokens, [])
     assert restored == 10
+    assert {node.end for node in walk(process.bank.root("a"))}.isdisjoint({20, 30})  # what hung on it is gone, too
+    process.end()
+
+
+def test_a_row_whose_boundary_was_cleared_leaves_all_it_has_to_the_disk(tmp_path: Path) -> None:
+    """The disk could still give what the row went on from, but nobody would find what hangs there."""
+    model, tokens = MODELS["fp32"], prompt_of(9, 30)
+    process = Process(model, tmp_path)
+    process.ask(tokens, [20])
+    assert process.store.flush(20)
+    engine = Engine(model, prefill_chunk=CHUNK)
+    session = PromptSession(process.bank, "a", [*tokens, 1], [])
+    row = engine.add(Request([*tokens, 1], params(temperature=0.0, max_tokens=4), session=session))
+    finish(engine)
+    process.bank.clear()
+    engine.settle(row)
+    assert process.ask([*tokens, 1, *row.emitted, 2], [])[1] == len(tokens) + 1 + 4
     process.end()
 
 

@@ -52,7 +52,7 @@ FAULTS = [
         "sessions/bank.py",
         "if not behind.attached or",
         "if",
-        BANK,
+        DISK,
     ),
     Fault(
         "a row that drafts goes on without the head's history",
