@@ -9,6 +9,7 @@ A kernel's text (`source/*.h`) is the body of a function. The prelude before it 
     simd_total(x), simd_most(x), simd_from(x, lane)    over a simdgroup; every lane must call
     fma, exp, log              of floats
     load4(p, i)                16 bytes at p + 16 i as a uint4 of .x .y .z .w
+    WRITABLE(T, p)             the input p of the kernel's `updates`, to be written to
 
 Inputs are pointers of the arrays' dtypes, with NAME_shape beside them, which costs nothing to read; declare pointers
 into them with `auto`, for Metal has address spaces.
@@ -34,6 +35,7 @@ Backend = Literal["metal", "cuda", "host"]
 Call = Callable[..., list[mx.array]]  # of inputs=[...]
 
 _SOURCE = Path(__file__).parent / "source"
+_INCLUDABLE = not set('"\\\n\r') & set(str(_SOURCE))
 
 # What a body begins with. Metal hands out its indices by name, and looks for these names in the body alone.
 _OPENING = {
@@ -87,12 +89,15 @@ class Kernel:
         name: of the file in `source`.
         inputs, outputs: names of its arrays; inputs must be row-contiguous, and are copied if they are not.
         parts: what it needs behind the prelude.
+        updates: inputs that it writes to in place, which MLX does not know of: whoever calls it owns them alone, keeps
+            them row-contiguous, and reads them only in operations that take an output of this call as well.
     """
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     parts: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
 
     def prepared(self, launch: Launch, dtypes: Sequence[mx.Dtype]) -> Call:
         """What queues it on the GPU, for inputs of these dtypes; made once and called often, for making it takes time.
@@ -116,15 +121,21 @@ class Kernel:
 
     def text(self, backend: Backend, template: Mapping[str, int | mx.Dtype]) -> tuple[str, str]:
         """Prelude and body for a back end."""
-        parts = [text for part in self.parts for text in (read_source(f"{part}_{backend}"), read_source(part))]
+        names = [backend, *(name for part in self.parts for name in (f"{part}_{backend}", part))]
         constants = [
             f"    constexpr int {name} = {value};"
             if isinstance(value, int)
             else f"    using {name} = {_TYPES[backend][value]};"
             for name, value in template.items()
         ]
-        body = "\n".join([*constants, _OPENING[backend] + read_source(self.name)])
-        return "\n".join([read_source(backend), *parts]), body
+        opening = "\n".join([*constants, _OPENING[backend]])
+        if backend == "cuda" and _INCLUDABLE:
+            # MLX goes through the whole text at every call there, 5 us for 20 KB, so it gets a short one. It looks in it
+            # for the shapes to hand over.
+            shapes = [f"{name}_shape" for name in self.inputs if f"{name}_shape" in read_source(self.name)]
+            body = f"{opening}    // {' '.join(shapes)}\n{_include(self.name)}\n"
+            return "\n".join(map(_include, names)) + "\n", body
+        return "\n".join(map(read_source, names)), opening + read_source(self.name)
 
 
 @cache
@@ -136,8 +147,8 @@ def _compiled(
     found: Literal["metal", "cuda"],
 ) -> Call:
     header, body = kernel.text(found, dict(template))
-    # CUDA finds compiled kernels by name, whatever their text and the dtypes of their inputs, in later processes too.
-    digest = hashlib.sha256("\n".join([header, body, *map(str, dtypes)]).encode()).hexdigest()[:16]
+    # CUDA finds compiled kernels by name, whatever their text and the dtypes of their inputs.
+    digest = hashlib.sha256("\n".join([sources_digest(), header, body, *map(str, dtypes)]).encode()).hexdigest()[:16]
     named: dict[str, Any] = {
         "name": f"{kernel.name}_{digest}",
         "input_names": list(kernel.inputs),
@@ -171,6 +182,10 @@ def sources_digest() -> str:
     """Of all texts, as hex: other texts may give other low bits."""
     texts = [path.read_bytes() for path in sorted(_SOURCE.glob("*.h"))]
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+
+def _include(name: str) -> str:
+    return f'#include "{_SOURCE / name}.h"'
 
 
 @lru_cache

@@ -61,35 +61,46 @@ def run_on_host(kernel: Kernel, inputs: Sequence[mx.array], launch: Launch) -> l
     """What a kernel computes.
 
     Its threads take turns forwards, then backwards, and its threadgroups too: both must give the same bits. Nothing may
-    be left unwritten (a poison of NaN, or of -1, would show), and nothing outside the arrays may change. What no GPU
-    can run ends the process: threads that wait for ever, or for others at another place; arrays left by far.
+    be left unwritten (a poison of NaN, or of -1, would show), and nothing outside the arrays may change but the inputs
+    that the kernel updates. What no GPU can run ends the process: threads that wait for ever, or for others at another
+    place; arrays left by far.
     """
     function = _compiled(_program(kernel, inputs, launch))
-    forwards, backwards = (_run(function, inputs, launch, backwards=order) for order in (False, True))
+    updated = [index for index, name in enumerate(kernel.inputs) if name in kernel.updates]
+    forwards, backwards = (_run(function, inputs, launch, updated, backwards=order) for order in (False, True))
     for one, other in zip(forwards, backwards, strict=True):
         assert one.tobytes() == other.tobytes(), f"{kernel.name} depends on the order of its threads"
+    count = len(launch.shapes)
+    for index, raw in zip(updated, forwards[count:], strict=True):
+        array = inputs[index]
+        array[...] = _array(raw, array.shape, array.dtype)
     return [
-        mx.array(np.frombuffer(raw.tobytes(), np.uint8)).view(dtype).reshape(shape)
-        for raw, shape, dtype in zip(forwards, launch.shapes, launch.dtypes, strict=True)
+        _array(raw, shape, dtype)
+        for raw, shape, dtype in zip(forwards[:count], launch.shapes, launch.dtypes, strict=True)
     ]
 
 
+def _array(raw: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    return mx.array(np.frombuffer(raw.tobytes(), np.uint8)).view(dtype).reshape(shape)
+
+
 def _run(
-    function: ctypes._CFuncPtr, inputs: Sequence[mx.array], launch: Launch, *, backwards: bool
+    function: ctypes._CFuncPtr, inputs: Sequence[mx.array], launch: Launch, updated: Sequence[int], *, backwards: bool
 ) -> list[np.ndarray]:
     given = [_guarded(np.array(x.reshape(-1).view(mx.uint8))) for x in inputs]
     sizes = [int(np.prod(shape)) * dtype.size for shape, dtype in zip(launch.shapes, launch.dtypes, strict=True)]
     taken = [_guarded(np.full(size, 0xFF, np.uint8)) for size in sizes]
     pointers = (ctypes.c_void_p * len(given + taken))(*(x.ctypes.data + _GUARD for x in (*given, *taken)))
-    before = [x.copy() for x in given]
+    before = {index: x.copy() for index, x in enumerate(given) if index not in updated}
     sides = [(ctypes.c_int * max(x.ndim, 1))(*x.shape) for x in inputs]
     shapes = (ctypes.c_void_p * len(sides))(*(ctypes.addressof(each) for each in sides))
     function(pointers, shapes, *launch.threadgroups, launch.threads, backwards)
-    assert all(np.array_equal(x, was) for x, was in zip(given, before, strict=True)), "an input was written"
-    for x in taken:
+    assert all(np.array_equal(given[index], was) for index, was in before.items()), "an input was written"
+    for x in (*taken, *(given[index] for index in updated)):
         assert (x[:_GUARD] == 0xFF).all(), "written before an output"
         assert (x[-_GUARD:] == 0xFF).all(), "written behind an output"
-    return [x[_GUARD : _GUARD + size] for x, size in zip(taken, sizes, strict=True)]
+    changed = [given[index][_GUARD:-_GUARD] for index in updated]
+    return [*(x[_GUARD : _GUARD + size] for x, size in zip(taken, sizes, strict=True)), *changed]
 
 
 def _guarded(content: np.ndarray) -> np.ndarray:

@@ -33,6 +33,7 @@ struct bfloat16 {
 typedef _Float16 float16;
 
 struct uint4 { uint32_t x, y, z, w; };
+#define WRITABLE(T, p) const_cast<T*>(p)
 inline uint4 load4(const void* p, size_t i) {
   uint4 value;
   std::memcpy(&value, static_cast<const char*>(p) + 16 * i, 16);
