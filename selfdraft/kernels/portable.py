@@ -10,11 +10,12 @@ A kernel's text (`source/*.h`) is the body of a function. The prelude before it 
     fma, exp, log              of floats
     load4(p, i)                16 bytes at p + 16 i as a uint4 of .x .y .z .w
     WRITABLE(T, p)             the input p of the kernel's `updates`, to be written to
+    FUNCTION                   before a function of a part
 
 Inputs are pointers of the arrays' dtypes, with NAME_shape beside them, which costs nothing to read; declare pointers
 into them with `auto`, for Metal has address spaces.
-Threadgroups are one-dimensional. A text for one chip's own instructions names them as `parts`: files `PART_cuda.h` and
-so on behind the prelude, `PART_host.h` among them, which emulates what they call.
+Threadgroups are one-dimensional. What stands between prelude and body are `parts`: files `PART.h`, and for one chip's own
+instructions `PART_cuda.h` and so on before it, `PART_host.h` among them, which emulates what they call.
 """
 
 from __future__ import annotations
@@ -121,7 +122,8 @@ class Kernel:
 
     def text(self, backend: Backend, template: Mapping[str, int | mx.Dtype]) -> tuple[str, str]:
         """Prelude and body for a back end."""
-        names = [backend, *(name for part in self.parts for name in (f"{part}_{backend}", part))]
+        parts = [name for part in self.parts for name in (f"{part}_{backend}", part)]
+        names = [backend, *(name for name in parts if (_SOURCE / f"{name}.h").exists())]
         constants = [
             f"    constexpr int {name} = {value};"
             if isinstance(value, int)

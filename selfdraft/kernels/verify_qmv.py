@@ -1,4 +1,4 @@
-"""Products of few rows with a quantised matrix, a row's bits the same for any number of rows.
+"""Products of few rows with a quantised matrix, and what layers make of them; a row's bits the same for any number of rows.
 
 Knows MLX's affine layout and the bodies that serve it, not where the matrices come from. A verify pass over K+1 tokens
 then gives the bits of K+1 passes over one token.
@@ -23,18 +23,25 @@ _BITS = (4, 8)
 _GROUPS = (32, 64, 128)
 _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 _CALLS: dict[tuple[object, ...], Call] = {}
+_FORMS = {"plain": 0, "added": 1, "gated": 2}  # as in source/verify_qmv_end.h
 _SHARED = 200 * 1024  # bytes of shared memory that a threadgroup may have
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """A quantised matrix [outputs, inputs], and the dtype of its scales."""
+    """A quantised matrix [rows, inputs], the dtype of its scales, and what is made of the product (see `_FORMS`)."""
 
-    outputs: int
+    rows: int
     inputs: int
     bits: int
     group_size: int
     dtype: mx.Dtype
+    form: str = "plain"
+
+    @property
+    def outputs(self) -> int:
+        """Columns of the result."""
+        return self.rows // 2 if self.form == "gated" else self.rows
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,15 @@ class _Body:
 
 
 def verify_qmv(
-    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int
+    x: mx.array,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    residual: mx.array | None = None,
+    gated: bool = False,
 ) -> mx.array:
     """x @ dequantised(weight).T on the GPU, summed in fp32; the weights are read once for every eight rows.
 
@@ -57,22 +72,30 @@ def verify_qmv(
         weight: uint32 [N, K bits / 32], of `mx.quantize`.
         scales, biases: [N, K / group_size], of x's dtype.
         group_size: 32, 64 or 128. bits: 4 or 8.
+        residual: [B, T, N] of x's dtype, to which the product is added.
+        gated: the upper half of the weight's rows is a gate, the lower half what it gates: silu(gate) times it comes
+            out. Not with `residual`.
 
     Returns:
-        [B, T, N] in x's dtype.
+        [B, T, N] in x's dtype, N / 2 if `gated`. Rounded as if product, silu and sum were operations of their own.
 
     Raises:
         ValueError: the arguments do not go together, or `fits` is False.
         RuntimeError: there is no GPU.
     """
-    key = (x.shape, weight.shape, x.dtype, group_size, bits, scales.shape, biases.shape, scales.dtype)
+    form = "gated" if gated else "plain" if residual is None else "added"
+    key = (x.shape, weight.shape, x.dtype, group_size, bits, scales.shape, biases.shape, scales.dtype, form)
     call = _CALLS.get(key)
     if call is None:
-        call = _CALLS[key] = _prepared(x, weight, scales, biases, group_size, bits)
-    return call(inputs=[x, weight, scales, biases])[0]
+        if residual is not None and (gated or residual.shape != (*x.shape[:2], weight.shape[0])):
+            raise ValueError(f"a residual of {residual.shape} goes with the plain product of {x.shape}, {weight.shape}")
+        call = _CALLS[key] = _prepared(x, weight, scales, biases, group_size, bits, form)
+    return call(inputs=[x, weight, scales, biases, x if residual is None else residual])[0]
 
 
-def _prepared(x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, group_size: int, bits: int) -> Call:
+def _prepared(
+    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, group_size: int, bits: int, form: str
+) -> Call:
     if not fits(x, weight, group_size, bits):
         raise ValueError(
             f"verify_qmv does not take x {x.dtype} {x.shape} with weight {weight.dtype} {weight.shape}, "
@@ -85,19 +108,31 @@ def _prepared(x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array,
     found = backend()
     if found is None:
         raise RuntimeError("verify_qmv needs a GPU")
-    matrix = _Matrix(weight.shape[0], x.shape[2], bits, group_size, x.dtype)
+    matrix = _Matrix(weight.shape[0], x.shape[2], bits, group_size, x.dtype, form)
     kernel, launch = _plan(found, x.shape[0] * x.shape[1], matrix)
     launch = replace(launch, shapes=[(*x.shape[:2], matrix.outputs)])
-    return kernel.prepared(launch, [x.dtype, weight.dtype, scales.dtype, biases.dtype])
+    return kernel.prepared(launch, [x.dtype, weight.dtype, scales.dtype, biases.dtype, x.dtype])
 
 
 def verify_qmv_reference(
-    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, *, group_size: int, bits: int
+    x: mx.array,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    residual: mx.array | None = None,
+    gated: bool = False,
 ) -> mx.array:
     """The same in plain MLX: dequantised in fp32, multiplied in fp32, cast. Its bits may depend on M."""
     scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
     matrix = mx.dequantize(weight, scales, biases, group_size=group_size, bits=bits)
-    return (x.astype(mx.float32) @ matrix.T).astype(x.dtype)
+    product = (x.astype(mx.float32) @ matrix.T).astype(x.dtype)
+    if gated:
+        gate, up = mx.split(product, 2, axis=-1)
+        return gate * mx.sigmoid(gate) * up
+    return product if residual is None else product + residual
 
 
 def fits(x: mx.array, weight: mx.array, group_size: int, bits: int) -> bool:
@@ -126,17 +161,18 @@ def _simd_launch(matrix: _Matrix, rows: int) -> Launch:
     tile = _whole(rows)
     # Rows of weights to a simdgroup: they share what is read of x. More cost registers, and so what can be in flight.
     together = 4 if tile <= 4 else 2
-    tiles = -(-rows // tile)
+    tiles, own = -(-rows // tile), together // 2 if matrix.form == "gated" else together
     return Launch(
         template={
             "T": matrix.dtype,
+            "FORM": _FORMS[matrix.form],
             "BITS": matrix.bits,
             "GROUP": matrix.group_size,
             "TILE": tile,
             "R": together,
             "SIMDS": _SIMDGROUPS,
         },
-        threadgroups=(tiles * -(-matrix.outputs // (together * _SIMDGROUPS)), 1, 1),
+        threadgroups=(tiles * -(-matrix.outputs // (own * _SIMDGROUPS)), 1, 1),
         threads=32 * _SIMDGROUPS,
         shapes=[(1, rows, matrix.outputs)],
         dtypes=[matrix.dtype],
@@ -175,8 +211,8 @@ def _mma_serves(matrix: _Matrix) -> bool:
 
 def _mma_launch(matrix: _Matrix, rows: int) -> Launch:
     unit = _unit(matrix)
-    # The fewer outputs, the more simdgroups share the inputs of one: all of them must keep the device busy.
-    warps = 4 if matrix.outputs >= 8192 else 8 if matrix.outputs >= 2048 else 16
+    # The fewer rows, the more simdgroups share the inputs of one: all of them must keep the device busy.
+    warps = 4 if matrix.rows >= 8192 else 8 if matrix.rows >= 2048 else 16
     warps = min(warps, matrix.inputs // (unit * matrix.group_size))
     while _paces(_TILE, unit)[-1].shared(matrix, warps, unit) > _SHARED:
         warps //= 2
@@ -184,6 +220,7 @@ def _mma_launch(matrix: _Matrix, rows: int) -> Launch:
     return Launch(
         template={
             "T": matrix.dtype,
+            "FORM": _FORMS[matrix.form],
             "BITS": matrix.bits,
             "GROUP": matrix.group_size,
             "WARPS": warps,
@@ -193,7 +230,7 @@ def _mma_launch(matrix: _Matrix, rows: int) -> Launch:
             "STAGES": pace.stages,
             "ROWS": pace.rows,
         },
-        threadgroups=(-(-matrix.outputs // (16 * pace.tiles)), -(-rows // pace.rows), 1),
+        threadgroups=(-(-matrix.rows // (16 * pace.tiles)), -(-rows // pace.rows), 1),
         threads=32 * warps,
         shapes=[(1, rows, matrix.outputs)],
         dtypes=[matrix.dtype],
@@ -221,7 +258,7 @@ def _whole(rows: int) -> int:
 
 
 def _kernel(name: str, *parts: str) -> Kernel:
-    return Kernel(name, ("x", "weight", "scales", "biases"), ("y",), parts)
+    return Kernel(name, ("x", "weight", "scales", "biases", "residual"), ("y",), (*parts, "verify_qmv_end"))
 
 
 # Without matrix units; serves every matrix that fits.
@@ -233,7 +270,7 @@ _BODIES: Mapping[Backend, tuple[_Body, ...]] = {"metal": (_SIMD,), "cuda": (_MMA
 
 
 def _error() -> float:
-    """Against the reference, 4 and 8 bits, with tails; infinite if a row's bits depend on how many there are."""
+    """Against the reference, 4 and 8 bits, with tails, in every form; infinite if a row's bits depend on how many there are."""
     worst = 0.0
     for bits in _BITS:
         matrix = mx.random.normal((43, 1344), key=mx.random.key(bits))
@@ -243,8 +280,11 @@ def _error() -> float:
         alone = verify_qmv(x[:, -1:], *quantised, group_size=64, bits=bits)
         if not mx.array_equal(alone, found[:, -1:]).item():
             return float("inf")
-        reference = verify_qmv_reference(x, *quantised, group_size=64, bits=bits)
-        worst = max(worst, relative_error(found, reference))
+        residual, even = found[:, ::-1], [each[:42] for each in quantised]
+        for given, form in ((quantised, {}), (quantised, {"residual": residual}), (even, {"gated": True})):
+            ours = verify_qmv(x, *given, group_size=64, bits=bits, **form)
+            reference = verify_qmv_reference(x, *given, group_size=64, bits=bits, **form)
+            worst = max(worst, relative_error(ours, reference))
     return worst
 
 

@@ -7,6 +7,7 @@ The second is what bit parity of verify passes with one-token passes rests on. T
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,12 +29,13 @@ class Case:
     bits: int
     group_size: int
 
-    def run(self, rows: slice = slice(None)) -> mx.array:
+    def run(self, rows: slice = slice(None), *, gated: bool = False, residual: mx.array | None = None) -> mx.array:
         x = self.x[rows]
-        matrix = subject._Matrix(self.weight.shape[0], x.shape[1], self.bits, self.group_size, x.dtype)
+        form = "gated" if gated else "plain" if residual is None else "added"
+        matrix = subject._Matrix(self.weight.shape[0], x.shape[1], self.bits, self.group_size, x.dtype, form)
         (y,) = run_on_host(
             subject._SIMD.kernel,
-            [x[None], self.weight, self.scales, self.biases],
+            [x[None], self.weight, self.scales, self.biases, x if residual is None else residual],
             subject._simd_launch(matrix, x.shape[0]),
         )
         return y[0]
@@ -91,6 +93,28 @@ def test_equals_the_product(shape: tuple[int, int, int, int, int, mx.Dtype]) -> 
     assert found.shape == shape[:2]
     assert found.dtype == shape[-1]
     assert_rounded(found, made)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(3, 14, 1088, 4, 64, mx.bfloat16), (5, 10, 192, 8, 32, mx.float32)], ids=str)
+def test_forms_equal_operations_on_the_product(shape: tuple[int, int, int, int, int, mx.Dtype]) -> None:
+    made = case(*shape)
+    assert_forms(made, made.run(), made.run(residual=other(made)), made.run(gated=True))
+
+
+def other(made: Case) -> mx.array:
+    shape = (made.x.shape[0], made.weight.shape[0])
+    return mx.random.normal(shape, key=mx.random.key(9)).astype(made.x.dtype)
+
+
+def assert_forms(made: Case, plain: mx.array, added: mx.array, gated: mx.array) -> None:
+    """The sum to the bit; the gate but for what two exponentials differ by: a step of each of three roundings."""
+    assert same(added, plain + other(made))
+    gate, up = mx.split(plain, 2, axis=-1)
+    expected = (gate * mx.sigmoid(gate) * up).astype(mx.float32)
+    step = {mx.bfloat16: 2.0**-7, mx.float32: 2.0**-21}[plain.dtype]
+    assert gated.shape == gate.shape
+    assert (mx.abs(gated.astype(mx.float32) - expected) <= 3 * step * mx.abs(expected) + 1e-30).all().item()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -165,13 +189,14 @@ def test_zero_gives_zero() -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
-def test_one_body_for_all_numbers_of_rows(where: str, bits: int, group_size: int, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize("form", ["plain", "gated"])
+def test_one_body_for_all_numbers_of_rows(where: str, bits: int, group_size: int, dtype: mx.Dtype, form: str) -> None:
     """Two bodies differ in the order of their sums. Every matrix that fits has one."""
-    matrix = subject._Matrix(40, 1280, bits, group_size, dtype)
+    matrix = subject._Matrix(40, 1280, bits, group_size, dtype, form)
     plans = [subject._plan(where, rows, matrix) for rows in range(1, MOST_ROWS + 1)]  # type: ignore[arg-type]
     assert len({kernel.name for kernel, _ in plans}) == 1
     for rows, (_, launch) in enumerate(plans, start=1):
-        assert list(launch.shapes) == [(1, rows, 40)]
+        assert list(launch.shapes) == [(1, rows, 20 if form == "gated" else 40)]
         assert list(launch.dtypes) == [dtype]
         assert launch.threads % 32 == 0
 
@@ -198,6 +223,9 @@ def test_says_what_it_does_not_take() -> None:
         verify_qmv(made.x[None], made.weight, made.scales, made.biases, group_size=64, bits=3)
     with pytest.raises(ValueError, match="scales must be"):
         verify_qmv(made.x[None], made.weight, made.scales.astype(mx.float32), made.biases, group_size=64, bits=4)
+    with pytest.raises(ValueError, match="residual"):
+        given = (made.x[None], made.weight, made.scales, made.biases)
+        verify_qmv(*given, group_size=64, bits=4, residual=made.x[None])
     with pytest.raises(ValueError, match="biases must be"):
         verify_qmv(made.x[None], made.weight, made.scales, made.biases[:, :2], group_size=64, bits=4)
     if subject.backend() is None:
@@ -210,20 +238,28 @@ def test_the_self_check_takes_the_reference_and_finds_faults(monkeypatch: pytest
     """With the reference in the kernel's place, row by row; then with a lane's share left out of the sums, and with
     rows that know how many they are."""
 
-    def right(x: mx.array, *quantised: mx.array, group_size: int, bits: int) -> mx.array:
-        rows = [verify_qmv_reference(row[None], *quantised, group_size=group_size, bits=bits) for row in x[0]]
-        return mx.concatenate(rows)[None]
+    def right(x: mx.array, *quantised: mx.array, residual: mx.array | None = None, **how: Any) -> mx.array:
+        rows = [verify_qmv_reference(row[None, None], *quantised, **how) for row in x[0]]
+        product = mx.concatenate(rows, axis=1)
+        return product if residual is None else product + residual
 
-    def short(x: mx.array, *quantised: mx.array, group_size: int, bits: int) -> mx.array:
-        piece = 128 // bits
-        return right(mx.where(mx.arange(x.shape[2]) < piece, 0, x), *quantised, group_size=group_size, bits=bits)
+    def short(x: mx.array, *quantised: mx.array, **how: Any) -> mx.array:
+        piece = 128 // how["bits"]
+        return right(mx.where(mx.arange(x.shape[2]) < piece, 0, x), *quantised, **how)
 
-    def counting(x: mx.array, *quantised: mx.array, group_size: int, bits: int) -> mx.array:
-        return right(x, *quantised, group_size=group_size, bits=bits) * (1 + 2.0**-6 * (x.shape[1] > 1))
+    def counting(x: mx.array, *quantised: mx.array, **how: Any) -> mx.array:
+        return right(x, *quantised, **how) * (1 + 2.0**-6 * (x.shape[1] > 1))
+
+    def ungated(x: mx.array, *quantised: mx.array, **how: Any) -> mx.array:
+        product = right(x, *quantised, **how | {"gated": False})
+        return mx.split(product, 2, axis=-1)[1] if how.get("gated") else product
+
+    def unadded(x: mx.array, *quantised: mx.array, **how: Any) -> mx.array:
+        return right(x, *quantised, **how | {"residual": None})
 
     check = subject.CHECK
     monkeypatch.setattr(subject, "verify_qmv", right)
     assert check.error() <= check.most / 2
-    for wrong in (short, counting):
+    for wrong in (short, counting, ungated, unadded):
         monkeypatch.setattr(subject, "verify_qmv", wrong)
         assert check.error() > 2 * check.most

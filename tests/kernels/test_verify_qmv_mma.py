@@ -9,15 +9,17 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.kernels import verify_qmv as subject
-from tests.kernels.test_verify_qmv import Case, assert_rounded, case, same
+from tests.kernels.test_verify_qmv import Case, assert_forms, assert_rounded, case, other, same
 from tests.support.host_kernels import needs_compiler, run_on_host
 
 pytestmark = needs_compiler
 
 
-def run(made: Case, rows: int | None = None, **changed: int) -> mx.array:
+def run(
+    made: Case, rows: int | None = None, *, form: str = "plain", residual: mx.array | None = None, **changed: int
+) -> mx.array:
     x = made.x[:rows]
-    matrix = subject._Matrix(made.weight.shape[0], x.shape[1], made.bits, made.group_size, x.dtype)
+    matrix = subject._Matrix(made.weight.shape[0], x.shape[1], made.bits, made.group_size, x.dtype, form)
     assert subject._mma_serves(matrix)
     launch = subject._mma_launch(matrix, x.shape[0])
     if changed:
@@ -29,11 +31,12 @@ def run(made: Case, rows: int | None = None, **changed: int) -> mx.array:
             int(template["STAGES"]),  # type: ignore[call-overload]
         )
         warps, unit = int(template["WARPS"]), int(template["UNIT"])  # type: ignore[call-overload]
-        groups = (-(-matrix.outputs // (16 * pace.tiles)), -(-x.shape[0] // pace.rows), 1)
+        groups = (-(-matrix.rows // (16 * pace.tiles)), -(-x.shape[0] // pace.rows), 1)
         launch = replace(
             launch, template=template, threadgroups=groups, shared=pace.shared(matrix, warps, unit), threads=32 * warps
         )
-    (y,) = run_on_host(subject._MMA.kernel, [x[None], made.weight, made.scales, made.biases], launch)
+    given = [x[None], made.weight, made.scales, made.biases, x if residual is None else residual]
+    (y,) = run_on_host(subject._MMA.kernel, given, launch)
     return y[0]
 
 
@@ -52,6 +55,13 @@ SHAPES = [
 def test_equals_the_product(shape: tuple[int, int, int, int, int, mx.Dtype]) -> None:
     made = case(*shape)
     assert_rounded(run(made), made)
+
+
+@pytest.mark.parametrize("outputs", [36, 64])
+def test_forms_equal_operations_on_the_product(outputs: int) -> None:
+    made = case(3, outputs, 512, 4, 64, mx.bfloat16)
+    added = run(made, form="added", residual=other(made))
+    assert_forms(made, run(made), added, run(made, form="gated"))
 
 
 @pytest.mark.parametrize(("bits", "group_size", "dtype"), [(4, 64, mx.bfloat16), (8, 32, mx.float16)])

@@ -3,6 +3,7 @@
 #include <cuda_fp16.h>
 #define SHARED(T, name, n) __shared__ T name[n]
 #define BARRIER() __syncthreads()
+#define FUNCTION __device__ inline
 #define UNROLL _Pragma("unroll")
 typedef unsigned int uint;
 __device__ inline uint4 load_sixteen_bytes(const void* p, size_t i) { return __ldg((const uint4*)p + i); }

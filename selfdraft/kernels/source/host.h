@@ -160,6 +160,7 @@ inline Threadgroup* current;
 #define SHARED(T, name, n) T* const name = static_cast<T*>(host::current->share(host_shared, sizeof(T) * (n)))
 #define BARRIER() host::current->wait(host::current->all, host::current->fibers.size(), __LINE__)
 #define UNROLL
+#define FUNCTION inline
 
 // __builtin_LINE as a default is the line of the call.
 inline float simd_from(float x, uint lane, int place = __builtin_LINE()) {

@@ -3,6 +3,7 @@
 #include <metal_simdgroup>
 #define SHARED(T, name, n) threadgroup T name[n]
 #define BARRIER() threadgroup_barrier(metal::mem_flags::mem_threadgroup)
+#define FUNCTION inline
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define load4(p, i) (((const device uint4*)(p))[i])
 #define WRITABLE(T, p) ((device T*)(p))

@@ -1,5 +1,4 @@
 // Tensor cores and asynchronous copies of NVIDIA GPUs from compute capability 8.0 on.
-#define FUNCTION __device__ inline
 #define DYNAMIC_SHARED(T, name)                                     \
   extern __shared__ __align__(16) unsigned char name##_bytes[]; \
   T* const name = reinterpret_cast<T*>(name##_bytes)

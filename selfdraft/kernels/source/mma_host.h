@@ -1,5 +1,4 @@
 // What mma_cuda.h does, emulated. Copies happen as late as they may: who forgets to wait reads what was there before.
-#define FUNCTION inline
 #define DYNAMIC_SHARED(T, name) T* const name = reinterpret_cast<T*>(host::current->dynamic_memory())
 typedef bfloat16 BF16;
 typedef float16 FP16;

@@ -2,7 +2,8 @@
     // left operand of mma (16 x 8 x 16) and 8 rows of x as the right one. The groups of K are dealt out to the simdgroups,
     // UNIT at a time; each copies weights and x through STAGES places in shared memory, PIECE groups in each, ahead of what it
     // computes. The order of sums hangs on UNIT and WARPS alone: not on M, ROWS, TILES, PIECE or STAGES.
-    // Constants: T, BITS (4, 8), GROUP, WARPS, UNIT, PIECE, TILES, STAGES, ROWS (of x; the rest in group.y).
+    // What is made of the product: see verify_qmv_end.h. Where it is gated, half of a simdgroup's 16 rows are of the first half.
+    // Constants: T, FORM, BITS (4, 8), GROUP, WARPS, UNIT, PIECE, TILES, STAGES, ROWS (of x; the rest in group.y).
     constexpr int kWords = GROUP * BITS / 128;     // of a group that one lane holds: a quarter
     constexpr int kPairs = GROUP / 8;              // pairs of x that go with them
     constexpr int kRounds = (ROWS + 7) / 8;        // of 8 rows of x
@@ -18,7 +19,13 @@
     const int M = x_shape[0] * x_shape[1], N = weight_shape[0], K = x_shape[2];
     const int groups = K / GROUP;  // of a row
     const int g = lane / 4, t = lane % 4;
-    const int first = group.x * kRows, top = group.y * ROWS;
+    constexpr int kOwn = FORM == GATED ? kRows / 2 : kRows;  // outputs
+    const int ends = FORM == GATED ? N / 2 : N, first = group.x * kOwn, top = group.y * ROWS;
+    // The row of the weight behind one of the tile; what is behind the end is read again, and not written.
+    auto source = [&](int row) {
+      const int own = first + (FORM == GATED ? row / 16 * 8 + row % 8 : row), most = own < ends ? own : ends - 1;
+      return FORM == GATED && row % 16 >= 8 ? most + ends : most;
+    };
     DYNAMIC_SHARED(uint, memory);
     uint* const mine = memory + simdgroup * STAGES * kStage;
     const int pieces = (groups / UNIT - (int)simdgroup + WARPS - 1) / WARPS * kPieces;  // of this simdgroup
@@ -28,11 +35,11 @@
       uint* const to = mine + stage * kStage;
       UNROLL for (int each = lane; each < kRows * (kRowWords / 4); each += 32) {
         const int row = each / (kRowWords / 4), part = each % (kRowWords / 4);
-        const int from = first + row < N ? first + row : N - 1;
+        const int from = source(row);
         copy_later<16>(to + row * kStride + 4 * part, weight + (size_t)from * (groups * 4 * kWords) + piece * kRowWords + 4 * part);
       }
       UNROLL for (int row = lane; row < 2 * kRows; row += 32) {
-        const int from = first + row % kRows < N ? first + row % kRows : N - 1;
+        const int from = source(row % kRows);
         copy_later<2 * PIECE>(to + kRows * kStride + row * kScales, (row < kRows ? scales : biases) + (size_t)from * groups + piece * PIECE);
       }
       for (int each = lane; each < ROWS * (kXWords / 4); each += 32) {
@@ -113,11 +120,20 @@
       UNROLL for (int i = 0; i < TILES; ++i)
         UNROLL for (int j = 0; j < 4; ++j) parts[((simdgroup * TILES + i) * 16 + 8 * (j / 2) + g) * 8 + 2 * t + j % 2] = sums[i][m][j];
       BARRIER();
-      for (int each = thread; each < kRows * 8; each += 32 * WARPS) {
-        const int column = each / kRows, row = each % kRows;
+      auto total = [&](int row, int column) {
         float sum = 0;
         for (int warp = 0; warp < WARPS; ++warp) sum += parts[(warp * kRows + row) * 8 + column];
+        return sum;
+      };
+      for (int each = thread; each < kOwn * 8; each += 32 * WARPS) {
+        const int column = each / kOwn, own = each % kOwn, row = FORM == GATED ? own / 8 * 16 + own % 8 : own;
         const int to = top + 8 * m + column;
-        if (8 * m + column < ROWS && to < M && first + row < N) y[(size_t)to * N + first + row] = T(sum);
+        if (8 * m + column < ROWS && to < M && first + own < ends) {
+          const size_t at = (size_t)to * ends + first + own;
+          const float sum = total(row, column);
+          y[at] = FORM == GATED  ? gated<T>(sum, total(row + 8, column))
+                  : FORM == ADDED ? T(float(T(sum)) + float(residual[at]))
+                                  : T(sum);
+        }
       }
     }

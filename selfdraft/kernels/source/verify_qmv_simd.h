@@ -1,6 +1,7 @@
 // y[m, n] = sum over k of x[m, k] (scales[n, k / GROUP] q[n, k] + biases[n, k / GROUP]), without matrix units.
 //
-// T: of x, scales, biases and y. BITS, GROUP: of the quantisation. TILE: rows m of a threadgroup.
+// T: of x, scales, biases, residual and y. FORM: what is made of the product, see verify_qmv_end.h; where it is gated, a
+// simdgroup has R / 2 rows of the first half and theirs of the second. BITS, GROUP: of the quantisation. TILE: rows m of a threadgroup.
 // R: rows n of the weights to a simdgroup. SIMDS: simdgroups of a threadgroup.
 //
 // A lane takes every 32nd piece of 16 bytes of its R rows of weights, makes eight weights at a time and uses them for all
@@ -15,7 +16,8 @@ const uint TILES = (M + TILE - 1) / TILE, PIECES = K / PIECE;  // of x; of a row
 
 // Tiles of the same weights are neighbours: the second finds them in a cache.
 const uint top = group.x % TILES * TILE;
-const uint left = (group.x / TILES * SIMDS + simdgroup) * R;
+constexpr uint OWN = FORM == GATED ? R / 2 : R;  // outputs of a simdgroup
+const uint ENDS = FORM == GATED ? N / 2 : N, left = (group.x / TILES * SIMDS + simdgroup) * OWN;
 
 float sums[TILE][R];
 UNROLL for (uint m = 0; m < TILE; ++m) {
@@ -26,7 +28,8 @@ for (uint piece = lane; piece < PIECES; piece += 32) {
   union { uint4 all; uint words[4]; } packed[R];
   float scale[R], bias[R];
   UNROLL for (uint r = 0; r < R; ++r) {
-    const uint n = left + r < N ? left + r : N - 1;  // behind the end: read again, and not written
+    // Behind the end: read again, and not written.
+    const uint n = (left + r % OWN < ENDS ? left + r % OWN : ENDS - 1) + (r < OWN ? 0 : ENDS);
     packed[r].all = load4(weight, n * PIECES + piece);
     const uint at = n * (K / GROUP) + piece * PIECE / GROUP;
     scale[r] = float(scales[at]);
@@ -60,13 +63,16 @@ for (uint piece = lane; piece < PIECES; piece += 32) {
   }
 }
 
-// Lane m R + r keeps an output: TILE R is at most 32.
-float mine = 0;
+// Lane m OWN + r keeps an output: TILE R is at most 32.
+float mine = 0, other = 0;
 UNROLL for (uint m = 0; m < TILE; ++m) {
   UNROLL for (uint r = 0; r < R; ++r) {
     const float total = simd_total(sums[m][r]);
-    if (lane == m * R + r) mine = total;
+    if (lane == m * OWN + r % OWN) (r < OWN ? mine : other) = total;
   }
 }
-const uint row = top + lane / R, n = left + lane % R;
-if (lane < TILE * R && row < M && n < N) y[row * N + n] = T(mine);
+const uint row = top + lane / OWN, n = left + lane % OWN;
+if (lane < TILE * OWN && row < M && n < ENDS) {
+  const uint at = row * ENDS + n;
+  y[at] = FORM == GATED ? gated<T>(mine, other) : FORM == ADDED ? T(float(T(mine)) + float(residual[at])) : T(mine);
+}
