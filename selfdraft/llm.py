@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
+from . import tuned
 from .device import active_blas, choose_dtype
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
@@ -101,7 +102,10 @@ class LLM:
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, cycle=cycle)
         template = ChatTemplate.from_folder(folder)
-        return cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings)
+        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings)
+        if llm.max_depth:
+            engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
+        return llm
 
     def generate(
         self,

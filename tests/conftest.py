@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("SELFDRAFT_BLAS", "reference")
 os.environ["SELFDRAFT_SSD_SESSION_CACHE"] = "off"  # nor is anything left in their cache; tests of it say where
 os.environ["SELFDRAFT_CONFIG_DIR"] = f"{os.devnull}/selfdraft"  # nobody's settings are read; to write them is an error
+os.environ["XDG_DATA_HOME"] = f"{os.devnull}/selfdraft"  # nor what was tuned
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background: Ctrl-C is tested in children
     signal.signal(signal.SIGINT, signal.default_int_handler)

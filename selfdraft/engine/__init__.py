@@ -4,6 +4,7 @@
 """
 
 from .accept import RULES
+from .depth import DepthStart
 from .engine import Engine
 from .prefill import SCORED_TOGETHER
 from .profile import ProfiledCycle
@@ -16,6 +17,7 @@ __all__ = [
     "SCORED_TOGETHER",
     "Boundary",
     "Cut",
+    "DepthStart",
     "Engine",
     "ProfiledCycle",
     "Request",

@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import NonFiniteLogits
+from ..kernels.portable import backend
+from ..kernels.small_arrays import fresh, numbers, read, readable
 from ..models.base import Model
 from ..params import SamplingParams
 from ..state import Captured, RecurrentState
@@ -61,7 +63,7 @@ class Batch:
     @property
     def last(self) -> mx.array:
         """The newest token of every row, [B, 1]."""
-        return mx.array([[row.last] for row in self.rows], dtype=mx.uint32) if self.unread is None else self.unread
+        return fresh([row.last for row in self.rows], mx.uint32)[:, None] if self.unread is None else self.unread
 
     @property
     def streams(self) -> list[noise.Stream]:
@@ -74,7 +76,8 @@ class Batch:
             return None
         drawn = noise.gumbel(self.streams, self.counters, self.depth + 1, vocab_size)
         if any(self.chain.greedy):
-            drawn = mx.where(mx.array(self.chain.greedy)[:, None, None], 0, drawn)
+            greedy = numbers(tuple(int(each) for each in self.chain.greedy))
+            drawn = mx.where(greedy[:, None, None] > 0, 0, drawn)
         return drawn
 
     def allowed(self, drafts: mx.array | None = None) -> Allowed | None:
@@ -118,21 +121,22 @@ class Decision:
     Attributes:
         accepted: drafts that stay, [B].
         tokens: these and the one after, [B, K+1]; what lies behind means nothing.
-        finite: whether the logits that each position hangs on are finite, [B, K+1].
         scores: see `raw_scores`.
         allowed: what constraints allow; None when no row has one.
+        report: `accepted`, `tokens` and whether the logits that each position hangs on are finite, side by side
+            [B, 1 + (K+1) + (K+1)], as the host reads them.
     """
 
     accepted: mx.array
     tokens: mx.array
-    finite: mx.array
     scores: tuple[mx.array, ...]
     allowed: Allowed | None
+    report: list[mx.array]
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
         """All that the host reads."""
-        return (self.accepted, self.tokens, self.finite, *self.scores)
+        return (*self.report, *self.scores)
 
 
 @dataclass
@@ -140,13 +144,14 @@ class Flight:
     """A cycle on its way: built, not yet read.
 
     Attributes:
-        before: the recurrent states it started from, once the rows' states were moved behind it unread.
+        before: the recurrent states it started from (see `RowState.recurrence`), once the rows' states were moved behind
+            it unread.
     """
 
     batch: Batch
     verified: Verified
     decision: Decision
-    before: list[list[RecurrentState]] | None = None
+    before: list[tuple[list[RecurrentState], int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,8 @@ class Cycle:
         self._chain_key: list[tuple[SamplingParams, frozenset[int]]] = []
         self._chain: Chain | None = None
         self._ahead: Flight | None = None
+        # Where kernels are compiled for each width, the head's pairs are always as many as a row could have accepted.
+        self._wide = backend() is not None
         self.synchronisations = 0
 
     def run(self, rows: Sequence[Row], depths: Sequence[int], *, look_ahead: bool = False) -> None:
@@ -221,14 +228,12 @@ class Cycle:
         rows = [batch.rows[index] for index in drafting]
         states = [row.state for row in rows]
         hidden = self.commit_history(rows)
-        spread = _spread(drafting, len(batch.rows))
-        if batch.constrained:
-            mx.async_eval(hidden)  # the head runs while the host asks what may come first
+        mx.async_eval(hidden)  # the head runs while the host builds on, and asks what may come first
         first = batch.allowed()
 
         tokens, filtered, finite = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
         for step in range(batch.depth):
-            logits = self._model.logits(hidden)[spread]
+            logits = _spread(self._model.logits(hidden), drafting, len(batch.rows))
             z = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)[:, 0]
             drafted = batch.choose(z, step)[:, None]
             tokens = mx.concatenate([tokens, drafted], axis=1)
@@ -237,8 +242,9 @@ class Cycle:
             if step + 1 < batch.depth:
                 # Drafted entries go behind the committed ones; the next commit_history overwrites them.
                 offsets = [state.head_length + step for state in states]
-                hidden = self._model.draft(drafted[mx.array(drafting)], hidden, states, offsets)
-        mx.async_eval(tokens)  # the device drafts while the host builds the verify pass
+                own = drafted if len(drafting) == len(batch.rows) else drafted[numbers(tuple(drafting))]
+                hidden = self._model.draft(own, hidden, states, offsets)
+            mx.async_eval(tokens)  # the device drafts while the host builds what comes behind
         return Drafts(tokens, mx.stack(filtered, axis=1), mx.stack(finite, axis=1))
 
     def commit_history(self, rows: Sequence[Row]) -> mx.array:
@@ -247,20 +253,18 @@ class Cycle:
         Returns:
             The head's output at each row's newest pair, [B, 1, H]: the first draft comes from it.
         """
-        pending = [row.pending for row in rows]
-        assert all(pending)
-        counts = [len(pairs.tokens) for pairs in pending if pairs]
-        width = max(counts)
-        tokens = mx.array([[*pairs.tokens, *[0] * (width - len(pairs.tokens))] for pairs in pending if pairs])
-        hidden = mx.stack(
-            [mx.pad(pairs.hidden, [(0, width - len(pairs.tokens)), (0, 0)]) for pairs in pending if pairs]
-        )
+        pending = [row.pending for row in rows if row.pending]
+        assert len(pending) == len(rows)
+        counts = [len(pairs.tokens) for pairs in pending]
+        width = max(pairs.hidden.shape[0] for pairs in pending) if self._wide else max(counts)
+        padded = [pairs.padded(width) for pairs in pending]
+        hidden, tokens = (mx.stack(arrays) for arrays in zip(*padded, strict=True))
         states = [row.state for row in rows]
         out = self._model.draft(tokens, hidden, states, [state.head_length for state in states])
         for row, count in zip(rows, counts, strict=True):
             row.state.head_length += count
             row.pending = None
-        return at(out, mx.array(counts) - 1)[:, None]
+        return at(out, numbers(tuple(count - 1 for count in counts)))[:, None]
 
     def verify(self, batch: Batch, drafts: Drafts) -> Verified:
         """One trunk forward on the last token and the drafts."""
@@ -283,17 +287,20 @@ class Cycle:
         if drafts.finite is not None:
             # Columns past a row's depth are padding: another row's hidden, or drafts nobody asked for.
             drafted = mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
-            finite = finite & (drafted | (positions >= mx.array(batch.depths)[:, None]))
-        return Decision(accepted, tokens, finite, raw_scores(verified.logits, tokens, batch.rows), allowed)
+            finite = finite & (drafted | (positions >= numbers(tuple(batch.depths))[:, None]))
+        parts = [part.astype(mx.uint32) for part in (accepted[:, None], tokens, finite)]
+        report = readable(mx.concatenate(parts, axis=1).flatten())
+        return Decision(accepted, tokens, raw_scores(verified.logits, tokens, batch.rows), allowed, report)
 
     def read(self, flight: Flight) -> Outcome:
         """Wait for a cycle: its one synchronisation."""
         self.synchronisations += 1
         decision = flight.decision
         mx.eval(*decision.arrays)
-        accepted: Any = decision.accepted.tolist()
-        tokens: Any = decision.tokens.tolist()
-        finite: Any = decision.finite.tolist()
+        numbers, width = read(decision.report), flight.batch.depth + 1
+        rows = [numbers[at : at + 2 * width + 1] for at in range(0, len(numbers), 2 * width + 1)]
+        accepted, tokens = [row[0] for row in rows], [row[1 : width + 1] for row in rows]
+        finite = [[bool(flag) for flag in row[width + 1 :]] for row in rows]
         return Outcome(accepted, tokens, finite, read_scores(decision.tokens, decision.scores))
 
     def commit(self, flight: Flight, outcome: Outcome) -> None:
@@ -319,7 +326,7 @@ class Cycle:
             self._count(row, depth, accepted, len(kept))
             kept_counts.append(len(kept))
             if row.drafts and kept:
-                self._remember(row, verified.hidden[index, : len(kept)], kept)
+                self._remember(row, Pending(verified.hidden[index], kept, flight.decision.tokens[index]))
             if outcome.scores and row.params.logprobs is not None:
                 row.scores += [score.best(row.params.logprobs) for score in outcome.scores[index][: len(kept)]]
         if flight.before is None:
@@ -338,7 +345,7 @@ class Cycle:
         if batch.constrained or any(row.drafts or row.remaining < 2 for row in batch.rows):
             return None
         mx.async_eval(*flight.decision.arrays)
-        flight.before = [state.recurrent for state in batch.states]
+        flight.before = [state.recurrence for state in batch.states]
         flight.verified.captured.commit(batch.states, [1] * len(batch.rows))
         ahead = self.launch(batch.rows, batch.depths, unread=flight.decision.tokens)
         mx.async_eval(*ahead.decision.arrays)
@@ -349,7 +356,7 @@ class Cycle:
         assert flight.before is not None
         for state, recurrent, kept in zip(flight.batch.states, flight.before, kept_counts, strict=True):
             if kept == 0:
-                state.recurrent = recurrent
+                state.recurrence = recurrent
                 state.length -= 1
 
     def _take_ahead(self, rows: Sequence[Row]) -> Flight | None:
@@ -379,7 +386,7 @@ class Cycle:
 
     def _decide(self, batch: Batch, drafts: Drafts, z: mx.array) -> tuple[mx.array, mx.array]:
         """Accepted counts [B] and following tokens [B], each row by its rule."""
-        depths = mx.array(batch.depths)
+        depths = numbers(tuple(batch.depths))
         is_coupled = [row.coupled for row in batch.rows]
         by_choice = coupled(batch.choose(z), drafts.tokens, depths) if any(is_coupled) else None
         by_ratio = None
@@ -394,7 +401,7 @@ class Cycle:
             decided = by_choice or by_ratio
             assert decided is not None
             return decided
-        chosen = mx.array(is_coupled)
+        chosen = numbers(tuple(int(each) for each in is_coupled)) > 0
         return mx.where(chosen, by_choice[0], by_ratio[0]), mx.where(chosen, by_choice[1], by_ratio[1])
 
     def _count(self, row: Row, depth: int, accepted: int, kept: int) -> None:
@@ -408,12 +415,12 @@ class Cycle:
             kind = "plain" if depth == 0 else "bonus" if accepted == depth else "correction"
             row.statistics.emitted[kind] += 1
 
-    def _remember(self, row: Row, hidden: mx.array, tokens: list[int]) -> None:
+    def _remember(self, row: Row, pairs: Pending) -> None:
         """Keep true pairs for the head's next wide pass."""
         if row.pending is None:
-            row.pending = Pending(hidden, tokens)
+            row.pending = pairs
         else:
-            row.pending.extend(hidden, tokens)
+            row.pending.extend(pairs.hidden[: len(pairs.tokens)], pairs.tokens)
 
 
 def emit(row: Row, tokens: list[int]) -> list[int]:
@@ -483,7 +490,9 @@ def finite_positions(logits: mx.array) -> mx.array:
     return mx.isfinite(logits.astype(mx.float32).sum(axis=-1))
 
 
-def _spread(drafting: list[int], rows: int) -> mx.array:
-    """Index that lays the drafting rows out over the whole batch; others repeat a row and are ignored."""
+def _spread(x: mx.array, drafting: list[int], rows: int) -> mx.array:
+    """What the drafting rows have, laid out over the whole batch; others repeat a row and are ignored."""
+    if len(drafting) == rows:
+        return x
     place = {row: position for position, row in enumerate(drafting)}
-    return mx.array([place.get(row, 0) for row in range(rows)])
+    return x[numbers(tuple(place.get(row, 0) for row in range(rows)))]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from statistics import median
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["AdaptiveDepth", "CostModel", "DepthPolicy", "FixedDepth", "expected_tokens"]
+from .costs import ENOUGH, CostModel
+
+__all__ = ["AdaptiveDepth", "CostModel", "DepthPolicy", "DepthStart", "FixedDepth", "expected_tokens"]
+
+
+_HOPED = 0.85  # acceptance before anything is known: optimistic, so that the deepest comes first
 
 
 def expected_tokens(acceptance: list[float], depth: int) -> float:
@@ -18,39 +24,19 @@ def expected_tokens(acceptance: list[float], depth: int) -> float:
     return total
 
 
-class CostModel:
-    """What a cycle costs by depth, in seconds, measured on this machine for a given number of rows.
+@dataclass(frozen=True)
+class DepthStart:
+    """What was measured before, with one row, for `AdaptiveDepth` to begin with.
 
-    Costs of depths never run are interpolated: a verify pass is close to linear in its width.
+    Attributes:
+        depth: that was fastest; 0 if none beat plain decoding.
+        seconds: of a cycle, by depth.
+        acceptance: of positions 1, 2, ..., each given that those before were accepted.
     """
 
-    _WINDOW = 9  # cycles a median is taken over: robust to a hiccup, quick to follow a growing context
-
-    def __init__(self) -> None:
-        self._seen: dict[int, dict[int, deque[float]]] = {}
-
-    def observe(self, rows: int, depth: int, seconds: float) -> None:
-        """Add a measured cycle."""
-        by_depth = self._seen.setdefault(rows, {})
-        by_depth.setdefault(depth, deque(maxlen=self._WINDOW)).append(seconds)
-
-    def samples(self, rows: int, depth: int) -> int:
-        """How many cycles of this depth are remembered."""
-        return len(self._seen.get(rows, {}).get(depth, ()))
-
-    def seconds(self, rows: int, depth: int) -> float | None:
-        """Cost of a cycle, or None as long as fewer than two depths were measured."""
-        known = sorted((d, median(times)) for d, times in self._seen.get(rows, {}).items())
-        if len(known) < 2:
-            return None
-        below = max((point for point in known if point[0] <= depth), default=known[0])
-        above = min((point for point in known if point[0] >= depth), default=known[-1])
-        if below[0] == above[0]:
-            if below[0] == depth:
-                return below[1]
-            below, above = (known[0], known[1]) if depth < known[0][0] else (known[-2], known[-1])
-        slope = (above[1] - below[1]) / (above[0] - below[0])
-        return max(below[1] + slope * (depth - below[0]), 1e-9)
+    depth: int
+    seconds: Mapping[int, float]
+    acceptance: Sequence[float]
 
 
 class DepthPolicy(Protocol):
@@ -77,31 +63,36 @@ class FixedDepth:
 
 
 class AdaptiveDepth:
-    """Maximises expected tokens over measured cost; starts at the deepest.
+    """Maximises expected tokens over cost; starts at the deepest, or where it paid when this machine was measured.
 
     Starting deep measures the acceptance of every position at once, where climbing from 1 needs many cycles. Depths
-    whose cost is unknown are probed a few times; a switch needs a clear gain; while running shallow, a deeper cycle is
-    tried now and then, so that a text that becomes easy again is noticed.
+    whose cost is neither measured nor told by the costs of others are probed a few times; a switch needs a clear gain;
+    while running shallow, a deeper cycle is tried now and then, so that a text that becomes easy again is noticed.
+
+    Args:
+        costs: shared by all rows; what `start` says of them must be in there already.
     """
 
-    _PROBES = 3  # cycles that measure the cost of an anchor depth
     _GAIN = 1.03  # a switch must promise this much more
     _RECHECK = 48  # cycles between deeper tries
     _MEMORY = 0.92  # weight of the past in the acceptance averages
 
-    def __init__(self, max_depth: int, costs: CostModel) -> None:
+    def __init__(self, max_depth: int, costs: CostModel, start: DepthStart | None = None) -> None:
         self._max_depth = max_depth
         self._costs = costs
-        self._acceptance = [0.85] * max_depth  # optimistic, so that the deepest comes first
-        self._anchors = sorted({max_depth, max_depth // 2, 1, 0}, reverse=True)
+        measured = list(start.acceptance[:max_depth]) if start else []
+        deeper = min([_HOPED, *measured[-1:]])  # a head seldom does better deeper down
+        self._acceptance = measured + [deeper] * (max_depth - len(measured))
+        self._depth = min(start.depth, max_depth) if start else max_depth
+        deepest = min(max(start.seconds), max_depth) if start else max_depth
+        self._anchors = sorted({deepest, deepest // 2, min(1, deepest), 0}, reverse=True)
         self._probed: Counter[tuple[int, int]] = Counter()
-        self._depth = max_depth
         self._since_deeper = 0
 
     def choose(self, rows: int) -> int:
         for depth in self._anchors:
             # A deeper row beside this one sets what the cycle is measured as, so the tries are counted here too.
-            if max(self._costs.samples(rows, depth), self._probed[rows, depth]) < self._PROBES:
+            if self._probed[rows, depth] < ENOUGH and not self._costs.knows(rows, depth):
                 self._probed[rows, depth] += 1
                 return depth
         best = max(range(self._max_depth + 1), key=lambda depth: self._rate(rows, depth))

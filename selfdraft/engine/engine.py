@@ -14,7 +14,7 @@ from ..params import SamplingParams
 from . import noise
 from .accept import BLOCK, RejectionRule
 from .cycle import Cycle
-from .depth import AdaptiveDepth, CostModel, DepthPolicy, FixedDepth
+from .depth import AdaptiveDepth, CostModel, DepthPolicy, DepthStart, FixedDepth
 from .prefill import Prefill
 from .row import Request, Row, validate
 from .sampling import History
@@ -33,20 +33,34 @@ class Engine:
         rule: rejection rule for rows that are neither greedy nor seeded.
         prefill_chunk: prompt tokens of one forward.
         cycle: the stages to use; a `ProfiledCycle` times them.
+        start: what `depth=auto` begins with.
     """
 
     def __init__(
-        self, model: Model, *, rule: RejectionRule = BLOCK, prefill_chunk: int = 4096, cycle: Cycle | None = None
+        self,
+        model: Model,
+        *,
+        rule: RejectionRule = BLOCK,
+        prefill_chunk: int = 4096,
+        cycle: Cycle | None = None,
+        start: DepthStart | None = None,
     ) -> None:
         self.model = model
         self.cycle = cycle or Cycle(model, rule)
         self.costs = CostModel()
+        self.start_from(start)
         self.prefill_chunk = prefill_chunk
         self._prefill = Prefill(model, self.cycle, prefill_chunk)
         self._joining: deque[Row] = deque()
         self._running: list[Row] = []
         self._prefill_is_next = True
         self._last_read = 0.0  # clock time at the end of the last cycle
+
+    def start_from(self, start: DepthStart | None) -> None:
+        """Let rows with `depth=auto` that are added from now on begin with what was measured before."""
+        self._start = start
+        if start:
+            self.costs.start(start.seconds)
 
     @property
     def rows(self) -> list[Row]:
@@ -72,7 +86,7 @@ class Engine:
         penalised = params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
         policy: DepthPolicy
         if params.depth == "auto" and model.max_depth:
-            policy = AdaptiveDepth(model.max_depth, self.costs)
+            policy = AdaptiveDepth(model.max_depth, self.costs, self._start)
         else:
             policy = FixedDepth(0 if params.depth == "auto" else params.depth)
         speaks = not request.only_prompt and (params.max_tokens > 1 or request.session is not None)

@@ -12,7 +12,8 @@ import os
 from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
+
+from ..kernels.small_arrays import fresh, numbers
 
 __all__ = ["Stream", "gumbel", "stream", "uniform"]
 
@@ -45,7 +46,7 @@ def uniform(streams: Sequence[Stream], counters: Sequence[int], count: int) -> m
 
 def _keys(streams: Sequence[Stream], counters: Sequence[int], count: int, purpose: int) -> mx.array:
     """Threefry keys [B * count, 2]."""
-    high = np.array([first ^ purpose for first, _ in streams], dtype=np.uint32)
-    start = np.array([second + counter & 0xFFFFFFFF for (_, second), counter in zip(streams, counters, strict=True)])
-    low = (start[:, None] + np.arange(count)).astype(np.uint32)
-    return mx.array(np.stack([np.broadcast_to(high[:, None], low.shape), low], axis=-1).reshape(-1, 2))
+    high = numbers(tuple(first ^ purpose for first, _ in streams), mx.uint32)[:, None]
+    start = [second + counter & 0xFFFFFFFF for (_, second), counter in zip(streams, counters, strict=True)]
+    low = fresh(start, mx.uint32)[:, None] + mx.arange(count, dtype=mx.uint32)  # modulo 2^32
+    return mx.stack([mx.broadcast_to(high, low.shape), low], axis=-1).reshape(-1, 2)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from ..errors import ContextOverflow, InvalidRequest
+from ..kernels.small_arrays import fresh
 from ..params import MAX_LOGPROBS, SamplingParams
 from ..results import FinishReason
 from ..state import RowState
@@ -73,15 +74,35 @@ class TokenScores:
 
 @dataclass
 class Pending:
-    """Pairs (h_{i-1}, t_i) of emitted tokens that the head has not seen yet: hidden [n, H] and n tokens."""
+    """Pairs (h_{i-1}, t_i) of emitted tokens that the head has not seen yet.
+
+    Attributes:
+        hidden: [m, H]; rows behind the tokens mean nothing.
+        tokens: at most m.
+        on_device: the tokens as they lie on the device, [m], if they do.
+    """
 
     hidden: mx.array
     tokens: list[int]
+    on_device: mx.array | None = None
 
     def extend(self, hidden: mx.array, tokens: list[int]) -> None:
         """Append newer pairs."""
-        self.hidden = mx.concatenate([self.hidden, hidden])
-        self.tokens = self.tokens + tokens
+        self.hidden = mx.concatenate([self.hidden[: len(self.tokens)], hidden])
+        self.tokens, self.on_device = self.tokens + tokens, None
+
+    def padded(self, width: int) -> tuple[mx.array, mx.array]:
+        """Hidden [width, H] and tokens [width], for a width of at least the tokens."""
+        hidden, tokens = self.hidden, self.on_device
+        if tokens is None:
+            tokens = fresh(self.tokens, mx.uint32)
+        missing = width - hidden.shape[0]
+        if missing:
+            hidden = mx.pad(hidden, [(0, missing), (0, 0)]) if missing > 0 else hidden[:width]
+        missing = width - tokens.shape[0]
+        if missing:
+            tokens = mx.pad(tokens, [(0, missing)]) if missing > 0 else tokens[:width]
+        return hidden, tokens
 
 
 @dataclass(eq=False)

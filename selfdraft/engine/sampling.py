@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 
+from ..kernels.rank_threshold import CHECK, MOST, fits, rank_threshold, rank_threshold_reference
 from ..params import SamplingParams
 from .constraint import Allowed
 
@@ -34,7 +36,8 @@ class History:
 
     def emit(self, tokens: Sequence[int]) -> None:
         """Count tokens that were emitted."""
-        self.output = self.output + _counts(tokens, self.output.shape[0])
+        if len(tokens):
+            self.output = self.output.at[mx.array(list(tokens))].add(1.0)
 
 
 def _counts(tokens: Sequence[int], vocab_size: int) -> mx.array:
@@ -47,12 +50,48 @@ class _Column:
 
     values: tuple[float, ...]
 
-    @property
+    @cached_property
     def array(self) -> mx.array:
-        return mx.array(self.values, dtype=mx.float32)[:, None, None]
+        return mx.array(np.array(self.values, dtype=np.float32)[:, None, None])
 
     def differs(self, neutral: float) -> bool:
         return any(value != neutral for value in self.values)
+
+
+class _RankFilter:
+    """Top-k and top-p of a batch of rows; the kernel for the rows that it serves, whatever their neighbours ask for.
+
+    Args:
+        top_k: how many tokens each row keeps, V for all.
+        top_p: of each row, 1 for all.
+    """
+
+    def __init__(self, top_k: Sequence[int], top_p: Sequence[float], vocab_size: int) -> None:
+        off = [k == vocab_size and p >= 1 for k, p in zip(top_k, top_p, strict=True)]
+        ks = [1 if rests else k for k, rests in zip(top_k, off, strict=True)]  # 1 costs the others least
+        served = [k <= MOST and fits(vocab_size) for k in ks]
+        self.idle = all(off)
+        self._all_served, self._none_served = all(served), not any(served)
+        self._most = max(ks)
+        self._top_k = mx.array(ks, dtype=mx.int32)
+        self._top_p = mx.array(list(top_p), dtype=mx.float32)
+        self._has_top_p = any(p != 1 for p in top_p)
+        self._off = mx.array(np.array(off)[:, None, None]) if any(off) else None
+        self._served = mx.array(np.array(served)[:, None, None])
+
+    def threshold(self, z: mx.array) -> mx.array:
+        """The least logit that top-k, then top-p, keep: [B, P, 1] of z [B, P, V]."""
+        if self._none_served or not CHECK.passed:
+            least = self._reference(z)
+        else:
+            least = rank_threshold(z, self._top_k, self._top_p)
+            if not self._all_served:
+                least = mx.where(self._served, least, self._reference(z))
+        return least if self._off is None else mx.where(self._off, -mx.inf, least)
+
+    def _reference(self, z: mx.array) -> mx.array:
+        top_p = self._top_p if self._has_top_p else None
+        return rank_threshold_reference(z, self._top_k, top_p, most=self._most)
 
 
 class Chain:
@@ -72,9 +111,13 @@ class Chain:
         self._presence = _Column(tuple(p.presence_penalty or 0.0 for p in params))
         self._frequency = _Column(tuple(p.frequency_penalty or 0.0 for p in params))
         # The filters never touch the most likely token, so greedy rows need none.
-        self._top_k = [p.top_k or 0 if p.temperature else 0 for p in params]
-        self._top_p = _Column(tuple(p.top_p or 1.0 if p.temperature else 1.0 for p in params))
-        self._min_p = [p.min_p or 0.0 if p.temperature else 0.0 for p in params]
+        self._ranks = _RankFilter(
+            [min((p.temperature and p.top_k) or vocab_size, vocab_size) for p in params],
+            [(p.temperature and p.top_p) or 1.0 for p in params],
+            vocab_size,
+        )
+        min_p = [(p.temperature and p.min_p) or 0.0 for p in params]
+        self._log_min_p = _Column(tuple(math.log(p) if p else -math.inf for p in min_p))
         self._bias = self._bias_of(params)
         self._min_tokens = [p.min_tokens if stops else 0 for p, stops in zip(params, stop_ids, strict=True)]
         self._stops = self._stop_masks(stop_ids) if any(self._min_tokens) else None
@@ -113,20 +156,15 @@ class Chain:
         if self._stops is not None:
             first = 0 if drafts is None or positions > 1 else drafts.shape[1]
             withheld = [max(least - done - first, 0) for least, done in zip(self._min_tokens, emitted, strict=True)]
-            early = mx.arange(positions) < mx.array(withheld)[:, None]
-            early = early[..., None] & self._stops
-            if allowed is not None:  # a sentence that is complete and cannot go on ends, however short it is
-                early = early & (allowed.tokens & ~self._stops).any(axis=-1, keepdims=True)
-            z = mx.where(early, -mx.inf, z)
+            if any(withheld):
+                z = self._without_stops(z, withheld, allowed)
         if self._temperature.differs(1):
             z = z / self._temperature.array
         return self._filtered(z)
 
     def _penalised(self, z: mx.array, histories: Sequence[History | None], drafts: mx.array | None) -> mx.array:
-        blank = History((), self._vocab_size)  # for the rows beside that have no penalties
-        held = [history or blank for history in histories]
+        held = [history or self._blank for history in histories]
         counts = mx.stack([history.output for history in held])[:, None]
-        prompt = mx.stack([history.prompt for history in held])[:, None]
         if drafts is not None and drafts.shape[1]:
             drafted = (drafts[..., None] == mx.arange(self._vocab_size)).astype(mx.float32)
             if z.shape[1] > 1:
@@ -135,37 +173,35 @@ class Chain:
                 before = drafted.sum(axis=1, keepdims=True)
             counts = counts + before
         if self._repetition.differs(1):
+            prompt = mx.stack([history.prompt for history in held])[:, None]
             penalty = self._repetition.array
             z = mx.where((counts > 0) | prompt, mx.where(z > 0, z / penalty, z * penalty), z)
-        return z - self._presence.array * (counts > 0) - self._frequency.array * counts
+        if self._presence.differs(0):
+            z = z - self._presence.array * (counts > 0)
+        if self._frequency.differs(0):
+            z = z - self._frequency.array * counts
+        return z
+
+    @cached_property
+    def _blank(self) -> History:
+        """Of the rows that have no penalties, beside others."""
+        return History((), self._vocab_size)
+
+    def _without_stops(self, z: mx.array, withheld: list[int], allowed: Allowed | None) -> mx.array:
+        """End tokens removed from the first positions, as many as each row withholds."""
+        assert self._stops is not None
+        early = mx.arange(z.shape[1]) < mx.array(withheld)[:, None]
+        early = early[..., None] & self._stops
+        if allowed is not None:  # a sentence that is complete and cannot go on ends, however short it is
+            early = early & (allowed.tokens & ~self._stops).any(axis=-1, keepdims=True)
+        return mx.where(early, -mx.inf, z)
 
     def _filtered(self, z: mx.array) -> mx.array:
-        threshold = None
-        bounds_top_k = any(self._top_k)
-        if bounds_top_k or self._top_p.differs(1):
-            threshold = self._rank_threshold(z)
-        if any(self._min_p):
-            log_min = mx.array([math.log(p) if p else -math.inf for p in self._min_p])[:, None, None]
-            floor = z.max(axis=-1, keepdims=True) + log_min
+        threshold = None if self._ranks.idle else self._ranks.threshold(z)
+        if self._log_min_p.differs(-math.inf):
+            floor = z.max(axis=-1, keepdims=True) + self._log_min_p.array
             threshold = floor if threshold is None else mx.maximum(threshold, floor)
         return z if threshold is None else mx.where(z >= threshold, z, -mx.inf)
-
-    def _rank_threshold(self, z: mx.array) -> mx.array:
-        """The least logit that top-k, then top-p, keep: [B, P, 1]."""
-        ks = [min(k or self._vocab_size, self._vocab_size) for k in self._top_k]
-        widest = max(ks)  # a full sort only when some row has no top-k
-        best = mx.sort(mx.topk(z, widest, axis=-1) if widest < self._vocab_size else z, axis=-1)[..., ::-1]
-        last = mx.array(ks)[:, None, None] - 1
-        kth = mx.take_along_axis(best, mx.broadcast_to(last, (*best.shape[:2], 1)), axis=-1)
-        if not self._top_p.differs(1):
-            return kth
-        # Mass over the whole support of top-k, ties included; a token is kept if less than top_p lies before it.
-        peak = best[..., :1]
-        mass = mx.where(z >= kth, mx.exp(z - peak), 0).sum(axis=-1, keepdims=True)
-        share = mx.exp(best - peak) / mass
-        kept = (mx.cumsum(share, axis=-1) - share < self._top_p.array) | (self._top_p.array >= 1)
-        crossing = mx.maximum(kept.sum(axis=-1, keepdims=True) - 1, 0)
-        return mx.maximum(kth, mx.take_along_axis(best, crossing, axis=-1))
 
     def _bias_of(self, params: Sequence[SamplingParams]) -> mx.array | None:
         if not any(p.logit_bias for p in params):

@@ -7,37 +7,86 @@ bits depend on its own numbers and on the keys that it sees: not on the other qu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import mlx.core as mx
 
-from .portable import Call, Kernel, Launch, number
+from .portable import Backend, Call, Kernel, Launch, backend
 from .self_check import SelfCheck, relative_error, speed_over
+from .small_arrays import numbers
 
-__all__ = ["CHECK", "SPLIT", "few_query_attention", "few_query_attention_reference", "fits"]
-
-SPLIT = (
-    256  # keys a threadgroup takes: fewer would leave more to join, more would leave a short context few threadgroups
-)
+__all__ = ["CHECK", "few_query_attention", "few_query_attention_reference", "fits", "fits_sizes"]
 
 _HEAD_SIZES = (64, 128, 256)
 _DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 _MOST_TOKENS = 16
 _MOST_QUERIES = 128  # of a kv head
-_BLOCK = 32  # queries that a threadgroup can hold in registers; more are spread over several, which read the keys again
 _MERGE_THREADS = 512
+_SHARED = 113 * 1024  # bytes for a threadgroup: two of them are on an SM of compute capability 9.0
 
-_PARTIAL = Kernel(
-    "few_query_partial",
-    ("q", "keys", "values", "lengths", "scale"),
-    ("most_of", "sums", "weighted"),
-)
-_MERGE = Kernel("few_query_merge", ("most_of", "sums", "weighted", "lengths"), ("out",))
+
+@dataclass(frozen=True)
+class _Splits:
+    """Where keys are split: every `first` keys before `border`, every `late` behind it.
+
+    A short context needs many threadgroups, a long one few splits, for what they leave to join is traffic too. Borders
+    are absolute: they hang on no length.
+    """
+
+    first: int
+    border: int
+    late: int
+
+    def count(self, keys: int) -> int:
+        return -(-min(keys, self.border) // self.first) + -(-max(keys - self.border, 0) // self.late)
+
+
+@dataclass(frozen=True)
+class _Body:
+    """A text for some dtypes. `serves` is not told shapes that a row's bits must not depend on.
+
+    Attributes:
+        block: queries of a kv head that a threadgroup can hold in registers, for a head size; more are spread over
+            several, which read the keys again.
+    """
+
+    kernel: Kernel
+    serves: Callable[[mx.Dtype], bool]
+    splits: _Splits
+    block: Callable[[int], int]
+    launch: Callable[[_Body, mx.array, mx.array], Launch]
+
+    def template(self, q: mx.array, keys: mx.array) -> dict[str, int | mx.Dtype]:
+        """What partial results and their merge have in common."""
+        return {
+            "T": q.dtype,
+            "D": q.shape[3],
+            "HEADS": keys.shape[1],
+            "GROUP": q.shape[1] // keys.shape[1],
+            "TOKENS": q.shape[2],
+            "SPLIT": self.splits.first,
+        }
+
+    def blocks(self, q: mx.array, keys: mx.array) -> int:
+        """Threadgroups over which the queries of a kv head are spread."""
+        return -(-(q.shape[1] // keys.shape[1] * q.shape[2]) // self.block(q.shape[3]))
+
+    def found(self, q: mx.array, keys: mx.array) -> list[tuple[int, ...]]:
+        """Shapes of the partial results."""
+        rows, heads, tokens, size = q.shape
+        kv_heads, capacity = keys.shape[1:3]
+        shape = (rows, kv_heads, self.splits.count(capacity), heads // kv_heads * tokens)
+        return [shape, shape, (*shape, size)]
+
 
 _CALLS: dict[tuple[object, ...], tuple[Call, Call]] = {}
 
 
-def few_query_attention(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float) -> mx.array:
+def few_query_attention(
+    q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float, gate: mx.array | None = None
+) -> mx.array:
     """softmax(scale q k^T) v for a row's newest tokens, whose keys and values are already written. Needs a GPU.
 
     Args:
@@ -46,24 +95,28 @@ def few_query_attention(q: mx.array, keys: mx.array, values: mx.array, lengths: 
         lengths: [B] int32, at least 0 and at most the capacity: query t of row b sees the keys 0 .. lengths[b] - T + t.
             Never read by the host.
         scale: of the scores.
+        gate: [B, T, N] in q's dtype, N at least 2 * Hq * D: that of head h at columns (2h + 1) D .. (2h + 2) D, as in
+            `attention_inputs`.
 
     Returns:
-        [B, Hq, T, D] in q's dtype; 0 for a query that sees no key.
+        [B, Hq, T, D] in q's dtype; 0 for a query that sees no key. With a gate [B, T, Hq * D]: the same, rounded, times
+        the gate's sigmoid.
 
     Raises:
         ValueError: the kernels do not take these shapes or dtypes.
         RuntimeError: there is no GPU.
     """
-    key = (q.shape, q.dtype, keys.shape, keys.dtype, values.shape, values.dtype)
+    opened = None if gate is None else (gate.shape, gate.dtype)
+    key = (q.shape, q.dtype, keys.shape, keys.dtype, values.shape, values.dtype, opened)
     calls = _CALLS.get(key)
     if calls is None:
-        calls = _CALLS[key] = _prepared(q, keys, values)
+        calls = _CALLS[key] = _prepared(q, keys, values, gate)
     found = calls[0](inputs=[q, keys, values, lengths, _factor(scale)])
-    return calls[1](inputs=[*found, lengths])[0]
+    return calls[1](inputs=[*found, lengths, q if gate is None else gate])[0]
 
 
 def few_query_attention_reference(
-    q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float
+    q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float, gate: mx.array | None = None
 ) -> mx.array:
     """The same by plain MLX operations, in fp32; any device, any shape. Arguments as of `few_query_attention`."""
     rows, heads, tokens, size = q.shape
@@ -78,31 +131,49 @@ def few_query_attention_reference(
     weights = mx.exp(scores - top)
     total = mx.maximum(weights.sum(axis=-1, keepdims=True), mx.finfo(mx.float32).smallest_normal)
     out = weights @ mx.where(written, values, 0).astype(mx.float32) / total
-    return out.reshape(q.shape).astype(q.dtype)
+    out = out.reshape(q.shape).astype(q.dtype)
+    if gate is None:
+        return out
+    opening = gate[:, :, : 2 * heads * size].reshape(rows, tokens, heads, 2, size)[:, :, :, 1].astype(mx.float32)
+    gated = out.swapaxes(1, 2).astype(mx.float32) * mx.sigmoid(opening)
+    return gated.reshape(rows, tokens, heads * size).astype(q.dtype)
 
 
 def fits(q: mx.array, keys: mx.array) -> bool:
     """Whether the kernels take queries [B, Hq, T, D] and keys [B, Hkv, capacity, D] of these shapes and dtypes."""
     rows, heads, tokens, size = q.shape
     kv_rows, kv_heads, _, kv_size = keys.shape
+    return (rows, size, q.dtype) == (kv_rows, kv_size, keys.dtype) and fits_sizes(
+        heads=heads, kv_heads=kv_heads, tokens=tokens, size=size, dtype=q.dtype
+    )
+
+
+def fits_sizes(*, heads: int, kv_heads: int, tokens: int, size: int, dtype: mx.Dtype) -> bool:
+    """The same of Hq, Hkv, T, D and a dtype."""
     return (
         size in _HEAD_SIZES
-        and q.dtype in _DTYPES
-        and (rows, size, q.dtype) == (kv_rows, kv_size, keys.dtype)
+        and dtype in _DTYPES
         and heads % kv_heads == 0
         and 1 <= tokens <= _MOST_TOKENS
         and heads // kv_heads * tokens <= _MOST_QUERIES
     )
 
 
-def _prepared(q: mx.array, keys: mx.array, values: mx.array) -> tuple[Call, Call]:
-    if not fits(q, keys) or (values.shape, values.dtype) != (keys.shape, keys.dtype):
-        shapes = ", ".join(f"{x.dtype} {x.shape}" for x in (q, keys, values))
-        raise ValueError(f"few_query_attention does not take q, keys, values of {shapes}")
-    partial, merge = _launches(q, keys)
+def _prepared(q: mx.array, keys: mx.array, values: mx.array, gate: mx.array | None) -> tuple[Call, Call]:
+    given = [x for x in (q, keys, values, gate) if x is not None]
+    wanted = (q.shape[0], q.shape[2], q.dtype)
+    if (
+        not fits(q, keys)
+        or (values.shape, values.dtype) != (keys.shape, keys.dtype)
+        or (gate is not None and (*gate.shape[:2], gate.dtype) != wanted)
+        or (gate is not None and (gate.ndim != 3 or gate.shape[2] < 2 * q.shape[1] * q.shape[3]))
+    ):
+        shapes = ", ".join(f"{x.dtype} {x.shape}" for x in given)
+        raise ValueError(f"few_query_attention does not take q, keys, values (and gate) of {shapes}")
+    body = next(body for body in _BODIES[backend() or "host"] if body.serves(q.dtype))
     return (
-        _PARTIAL.prepared(partial, [q.dtype, q.dtype, q.dtype, mx.int32, mx.float32]),
-        _MERGE.prepared(merge, [mx.float32, mx.float32, mx.float32, mx.int32]),
+        body.kernel.prepared(body.launch(body, q, keys), [q.dtype, q.dtype, q.dtype, mx.int32, mx.float32]),
+        _MERGE.prepared(_merge_launch(body, q, keys, gated=gate is not None), [*[mx.float32] * 3, mx.int32, q.dtype]),
     )
 
 
@@ -113,59 +184,113 @@ def _factor(scale: float) -> mx.array:
     return array
 
 
-def _launches(q: mx.array, keys: mx.array) -> tuple[Launch, Launch]:
-    rows, heads, tokens, size = q.shape
-    kv_heads, capacity = keys.shape[1:3]
-    queries = heads // kv_heads * tokens
-    blocks = -(-queries // _BLOCK)
-    splits = -(-capacity // SPLIT)
-    template: dict[str, int | mx.Dtype] = {
-        "T": q.dtype,
-        "D": size,
-        "HEADS": kv_heads,
-        "GROUP": heads // kv_heads,
-        "TOKENS": tokens,
-        "SPLIT": SPLIT,
-    }
-    found = (rows, kv_heads, splits, queries)
-    partial = Launch(
-        template={**template, "BLOCK": -(-queries // blocks)},
-        threadgroups=(splits, kv_heads * blocks, rows),
-        threads=size // 2,
-        shapes=[found, found, (*found, size)],
+def _simd_launch(body: _Body, q: mx.array, keys: mx.array) -> Launch:
+    blocks, found = body.blocks(q, keys), body.found(q, keys)
+    return Launch(
+        template={**body.template(q, keys), "BLOCK": -(-found[0][3] // blocks)},
+        threadgroups=(found[0][2], keys.shape[1] * blocks, q.shape[0]),
+        threads=q.shape[3] // 2,
+        shapes=found,
         dtypes=[mx.float32] * 3,
     )
-    merge = Launch(
-        template=template,
-        threadgroups=(queries, kv_heads, rows),
+
+
+def _mma_launch(body: _Body, q: mx.array, keys: mx.array) -> Launch:
+    size, blocks, found = q.shape[3], body.blocks(q, keys), body.found(q, keys)
+    block = -(-found[0][3] // blocks)
+    # Queries, two boards of scores, and as many places for keys and values as there is room for.
+    fixed, place = -(-block // 8) * (16 * size + 2 * 8 * 64 * 4), size // 64 * 4096
+    ring = min(6, (_SHARED * max(size, 128) // 256 - fixed) // place)
+    return Launch(
+        template={
+            **body.template(q, keys),
+            "LATE": body.splits.late,
+            "BORDER": body.splits.border,
+            "BLOCK": block,
+            "RING": ring,
+        },
+        threadgroups=(keys.shape[1] * blocks, found[0][2], q.shape[0]),
+        threads=size // 2,
+        shapes=found,
+        dtypes=[mx.float32] * 3,
+        shared=ring * place + fixed,
+    )
+
+
+def _merge_launch(body: _Body, q: mx.array, keys: mx.array, *, gated: bool) -> Launch:
+    rows, heads, tokens, size = q.shape
+    kv_heads = keys.shape[1]
+    return Launch(
+        template={
+            **body.template(q, keys),
+            "LATE": body.splits.late,
+            "BORDER": body.splits.border,
+            "GATED": int(gated),
+        },
+        threadgroups=(heads // kv_heads * tokens, kv_heads, rows),
         threads=_MERGE_THREADS,
-        shapes=[q.shape],
+        shapes=[(rows, tokens, heads * size) if gated else q.shape],
         dtypes=[q.dtype],
     )
-    return partial, merge
+
+
+def _kernel(name: str, *parts: str) -> Kernel:
+    inputs, outputs = ("q", "keys", "values", "lengths", "scale"), ("most_of", "sums", "weighted")
+    return Kernel(name, inputs, outputs, parts)
+
+
+_MERGE = Kernel("few_query_merge", ("most_of", "sums", "weighted", "lengths", "gate"), ("out",))
+
+# Without matrix units; serves every dtype.
+_SIMD = _Body(_kernel("few_query_partial"), lambda dtype: True, _Splits(256, 256, 256), lambda size: 32, _simd_launch)
+_MMA = _Body(
+    _kernel("few_query_partial_mma", "mma"),
+    lambda dtype: dtype != mx.float32,
+    _Splits(64, 4096, 512),
+    lambda size: 48 if size == 256 else 32,
+    _mma_launch,
+)
+
+# In order of preference; the last of each serves every dtype.
+_BODIES: Mapping[Backend, tuple[_Body, ...]] = {"metal": (_SIMD,), "cuda": (_MMA, _SIMD), "host": (_SIMD,)}
 
 
 def _check_error() -> float:
-    return max(_case_error(6, 4, 128, seed=1), _case_error(3, 2, 256, seed=2))
+    """The third case reaches behind the border from which on splits are longer."""
+    last = max(body.splits.border for bodies in _BODIES.values() for body in bodies)
+    return max(
+        _case_error(6, 4, 128, 256, seed=1), _case_error(3, 2, 256, 256, seed=2), _case_error(6, 4, 256, last, seed=3)
+    )
 
 
-def _case_error(group: int, tokens: int, size: int, *, seed: int) -> float:
-    """Error of the kernels on two rows whose lengths are about a border of the splits, behind which there is NaN."""
-    lengths, capacity, kv_heads = mx.array([SPLIT + 1, 40], mx.int32), SPLIT + 44, 2
-    for_q, for_kv = mx.random.split(mx.random.key(seed))
+def _case_error(group: int, tokens: int, size: int, border: int, *, seed: int) -> float:
+    """Error of the kernels on two rows whose lengths are about a border of the splits, behind which there is NaN.
+
+    Infinite if a query's bits depend on the others.
+    """
+    lengths, capacity, kv_heads = mx.array([border + 1, 40], mx.int32), border + 44, 2
+    for_q, for_kv, for_gate = mx.random.split(mx.random.key(seed), 3)
     q = mx.random.normal((2, kv_heads * group, tokens, size), mx.bfloat16, key=for_q)
     kv = mx.random.normal((2, 2, kv_heads, capacity, size), mx.bfloat16, key=for_kv)
+    gate = mx.random.normal((2, tokens, 2 * kv_heads * group * size), mx.bfloat16, key=for_gate)
     written = (mx.arange(capacity) < lengths[:, None])[:, None, :, None]
     keys, values = mx.where(written, kv, mx.array(mx.nan, mx.bfloat16))
     found = few_query_attention(q, keys, values, lengths, scale=size**-0.5)
-    return relative_error(found, few_query_attention_reference(q, keys, values, lengths, scale=size**-0.5))
+    alone = few_query_attention(q[:, :, :1] + 0, keys, values, lengths - tokens + 1, scale=size**-0.5)
+    if not mx.array_equal(alone, found[:, :, :1]).item():
+        return float("inf")
+    gated = few_query_attention(q, keys, values, lengths, scale=size**-0.5, gate=gate)
+    return max(
+        relative_error(found, few_query_attention_reference(q, keys, values, lengths, scale=size**-0.5)),
+        relative_error(gated, few_query_attention_reference(q, keys, values, lengths, scale=size**-0.5, gate=gate)),
+    )
 
 
 def _gain() -> float:
     """Of one query and of four, together, over 8,192 keys."""
     queries = [mx.random.normal((1, 16, tokens, 256)).astype(mx.bfloat16) for tokens in (1, 4)]
     kv = [mx.random.normal((1, 4, 8192, 256)).astype(mx.bfloat16) for _ in range(8)]
-    length = number(8192)
+    length = numbers((8192,))
     mx.eval(queries, kv)
     given = [(q, keys, values) for q in queries for keys, values in zip(kv[::2], kv[1::2], strict=True)]
 

@@ -14,8 +14,8 @@ A kernel's text (`source/*.h`) is the body of a function. The prelude before it 
 
 Inputs are pointers of the arrays' dtypes, with NAME_shape beside them, which costs nothing to read; declare pointers
 into them with `auto`, for Metal has address spaces.
-Threadgroups are one-dimensional. What stands between prelude and body are `parts`: files `PART.h`, and for one chip's own
-instructions `PART_cuda.h` and so on before it, `PART_host.h` among them, which emulates what they call.
+Threadgroups are one-dimensional. What stands between prelude and body are `parts`: files `PART.h`, and for one chip's
+own instructions `PART_cuda.h` and so on before it, `PART_host.h` among them, which emulates what they call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, Literal, cast
 
 import mlx.core as mx
 
-__all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "number", "read_source", "sources_digest"]
+__all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "read_source", "sources_digest"]
 
 Backend = Literal["metal", "cuda", "host"]
 
@@ -132,8 +132,8 @@ class Kernel:
         ]
         opening = "\n".join([*constants, _OPENING[backend]])
         if backend == "cuda" and _INCLUDABLE:
-            # MLX goes through the whole text at every call there, 5 us for 20 KB, so it gets a short one. It looks in it
-            # for the shapes to hand over.
+            # MLX goes through the whole text at every call there, 5 us for 20 KB, so it gets a short one. It looks in
+            # that for the shapes to hand over.
             shapes = [f"{name}_shape" for name in self.inputs if f"{name}_shape" in read_source(self.name)]
             body = f"{opening}    // {' '.join(shapes)}\n{_include(self.name)}\n"
             return "\n".join(map(_include, names)) + "\n", body
@@ -169,14 +169,6 @@ def backend() -> Literal["metal", "cuda"] | None:
     if mx.default_device() != mx.gpu:
         return None
     return "metal" if mx.metal.is_available() else "cuda"
-
-
-@lru_cache(maxsize=4096)
-def number(value: int) -> mx.array:
-    """An int32 [1], made once."""
-    array = mx.array([value], dtype=mx.int32)
-    mx.eval(array)
-    return array
 
 
 @cache

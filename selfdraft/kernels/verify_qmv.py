@@ -1,4 +1,4 @@
-"""Products of few rows with a quantised matrix, and what layers make of them; a row's bits the same for any number of rows.
+"""Products of few rows with a quantised matrix, and what layers make of them; a row's bits hang on no other row.
 
 Knows MLX's affine layout and the bodies that serve it, not where the matrices come from. A verify pass over K+1 tokens
 then gives the bits of K+1 passes over one token.
@@ -270,7 +270,7 @@ _BODIES: Mapping[Backend, tuple[_Body, ...]] = {"metal": (_SIMD,), "cuda": (_MMA
 
 
 def _error() -> float:
-    """Against the reference, 4 and 8 bits, with tails, in every form; infinite if a row's bits depend on how many there are."""
+    """Against the reference, 4 and 8 bits, with tails, in every form; infinite if a row's bits hang on how many there are."""
     worst = 0.0
     for bits in _BITS:
         matrix = mx.random.normal((43, 1344), key=mx.random.key(bits))

@@ -15,10 +15,15 @@ from mlx_lm.models.gated_delta import compute_g, normalize_qk
 from mlx_lm.models.qwen3_next import Qwen3NextRMSNormGated
 from mlx_lm.models.rope_utils import initialize_rope
 
+from ..kernels import attention_inputs as inputs
+from ..kernels import few_query_attention as few_queries
+from ..kernels import gated_delta_mixer as mixers
 from ..kernels import gated_delta_tape as tapes
 from ..kernels.causal_conv import causal_conv
 from ..kernels.gated_delta import gated_delta_prefill, gated_delta_steps
+from ..kernels.gated_delta_tape import Tape
 from ..state import CapturedLayer, KeyValues, RecurrentState, attend
+from .few_rows import added, joined
 
 __all__ = ["AttentionArgs", "DeltaArgs", "GatedAttention", "GatedDeltaNet"]
 
@@ -55,6 +60,7 @@ class GatedAttention(nn.Module):
         self.o_proj = nn.Linear(width, args.hidden_size, bias=args.bias)
         self.q_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps)
         self.k_norm = nn.RMSNorm(args.head_dim, eps=args.norm_eps)
+        self._sizes = {"heads": args.heads, "kv_heads": args.kv_heads, "size": args.head_dim}
         self.rope = initialize_rope(
             args.rope_dims,
             base=args.rope_theta,
@@ -63,20 +69,66 @@ class GatedAttention(nn.Module):
             max_position_embeddings=args.context_length,
         )
 
-    def __call__(self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int]) -> mx.array:
-        """x [B, T, H]; row i's tokens sit at positions offsets[i], offsets[i] + 1, ..."""
+    def join(self) -> None:
+        """Put the projections of x together, if they can be."""
+        whole = joined([self.q_proj, self.k_proj, self.v_proj])
+        rope = self.rope
+        if whole is None or type(rope) is not nn.RoPE or rope.traditional:
+            return
+        self.qkv_proj = whole
+        for name in ("q_proj", "k_proj", "v_proj"):
+            del self[name]
+        pairs = mx.arange(0, rope.dims, 2, dtype=mx.float32)
+        self._frequencies = rope.scale * rope.base ** (-pairs / rope.dims)
+        mx.eval(self._frequencies)
+
+    def few_fits(self, rows: int, tokens: int, dtype: mx.Dtype) -> bool:
+        """Whether `few` may be called."""
+        width = 2 * (self.args.heads + self.args.kv_heads) * self.args.head_dim
+        projected = mx.zeros((rows, tokens, width), dtype=dtype)
+        checked = "qkv_proj" in self and inputs.CHECK.passed and few_queries.CHECK.passed
+        return checked and inputs.fits(projected[:1], **self._sizes)
+
+    def few(
+        self,
+        x: mx.array,
+        buffers: Sequence[tuple[mx.array, mx.array]],
+        starts: Sequence[mx.array],
+        ends: Sequence[mx.array],
+        residual: mx.array,
+    ) -> mx.array:
+        """The same for few tokens, in kernels that write new keys and values straight into the rows' buffers.
+
+        Args:
+            buffers: keys and values of each row, nobody else's. starts, ends: int32 [1] of each row, on the device.
+        """
+        projected = self.qkv_proj(x)
+        norms, size = (self.q_norm.weight, self.k_norm.weight, self._frequencies), self.args.head_dim
+        outputs = []
+        for i, ((keys, values), start, end) in enumerate(zip(buffers, starts, ends, strict=True)):
+            mine = projected if len(buffers) == 1 else projected[i : i + 1]
+            q = inputs.attention_inputs(mine, *norms, keys, values, start, **self._sizes, eps=self.args.norm_eps)
+            outputs.append(few_queries.few_query_attention(q, keys, values, end, scale=size**-0.5, gate=mine))
+        return added(self.o_proj, outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), residual)
+
+    def __call__(self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int], residual: mx.array) -> mx.array:
+        """residual + attention of x, both [B, T, H]; row i's tokens sit at positions offsets[i], offsets[i] + 1, ..."""
         args = self.args
         batch, tokens, _ = x.shape
-        q, gate = mx.split(self.q_proj(x).reshape(batch, tokens, args.heads, -1), 2, axis=-1)
-        k = self.k_proj(x).reshape(batch, tokens, args.kv_heads, -1)
-        v = self.v_proj(x).reshape(batch, tokens, args.kv_heads, -1)
+        if "qkv_proj" in self:
+            width = 2 * args.heads * args.head_dim
+            q, k, v = mx.split(self.qkv_proj(x), [width, width + args.kv_heads * args.head_dim], axis=-1)
+        else:
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, gate = mx.split(q.reshape(batch, tokens, args.heads, -1), 2, axis=-1)
+        k = k.reshape(batch, tokens, args.kv_heads, -1)
+        v = v.reshape(batch, tokens, args.kv_heads, -1)
         starts: int | mx.array = offsets[0] if batch == 1 else mx.array(list(offsets))
         q = self.rope(self.q_norm(q).swapaxes(1, 2), offset=starts)
         k = self.rope(self.k_norm(k).swapaxes(1, 2), offset=starts)
         out = attend(rows, offsets, q, k, v.swapaxes(1, 2), args.head_dim**-0.5)
         out = out.swapaxes(1, 2).reshape(batch, tokens, -1)
-        gated: mx.array = self.o_proj(out * mx.sigmoid(gate.reshape(batch, tokens, -1)))
-        return gated
+        return added(self.o_proj, out * mx.sigmoid(gate.reshape(batch, tokens, -1)), residual)
 
 
 @dataclass(frozen=True)
@@ -112,17 +164,64 @@ class GatedDeltaNet(nn.Module):
         self.A_log = mx.zeros(args.value_heads)
         self.dt_bias = mx.ones(args.value_heads)
         self.norm = Qwen3NextRMSNormGated(args.value_dim, eps=args.norm_eps)
+        self._sizes = {
+            "key_heads": args.key_heads,
+            "value_heads": args.value_heads,
+            "key_dim": args.key_dim,
+            "value_dim": args.value_dim,
+        }
         self.out_proj = nn.Linear(value_width, args.hidden_size, bias=False)
 
-    def __call__(self, x: mx.array, state: RecurrentState, keep_steps: bool) -> tuple[mx.array, CapturedLayer]:
+    def join(self) -> None:
+        """Put the projections of x together, if they can be."""
+        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        if (whole := joined([self[name] for name in names])) is not None:
+            self.in_proj = whole
+            for name in names:
+                del self[name]
+
+    def few_fits(self, rows: int, tokens: int, tape: Tape | None, dtype: mx.Dtype) -> bool:
+        """Whether `few` may be called."""
+        width = self.args.channels + self.args.value_heads * (self.args.value_dim + 2)
+        projected = mx.zeros((rows, tokens, width), dtype=dtype)
+        checked = "in_proj" in self and mixers.CHECK.passed
+        return checked and mixers.fits(projected, self.conv1d.weight, tape, **self._sizes)
+
+    def few(
+        self, x: mx.array, state: RecurrentState, counts: mx.array, residual: mx.array
+    ) -> tuple[mx.array, CapturedLayer]:
+        """The same for few tokens, in a kernel that first commits what `counts` (int32 [B]) accepts of the tape."""
+        out, window, memory, tape = mixers.gated_delta_mixer(
+            self.in_proj(x),
+            state.inputs,
+            self.conv1d.weight,
+            self.A_log,
+            self.dt_bias,
+            self.norm.weight,
+            state.base,
+            state.tape,
+            counts,
+            **self._sizes,
+            eps=self.args.norm_eps,
+        )
+        return added(self.out_proj, out, residual), CapturedLayer(window, [memory], first=1, tape=tape)
+
+    def __call__(
+        self, x: mx.array, state: RecurrentState, keep_steps: bool, residual: mx.array
+    ) -> tuple[mx.array, CapturedLayer]:
         """x [B, T, H] after `state` (window [B, k-1, C], memory [B, Hv, Dv, Dk]).
 
         Returns:
-            The output [B, T, H], and window and memories to commit from.
+            residual + the output [B, T, H], and window and memories to commit from.
         """
         args = self.args
         batch, tokens, _ = x.shape
-        window = mx.concatenate([state.window, self.in_proj_qkv(x)], axis=1)
+        if "in_proj" in self:
+            ends = [args.channels, args.channels + args.value_heads * args.value_dim]
+            qkv, z, b, a = mx.split(self.in_proj(x), [*ends, ends[-1] + args.value_heads], axis=-1)
+        else:
+            qkv, z, b, a = self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
+        window = mx.concatenate([state.window, qkv], axis=1)
         mixed = nn.silu(causal_conv(window, self.conv1d.weight))
         key_width = args.key_heads * args.key_dim
         q, k, v = mx.split(mixed, [key_width, 2 * key_width], axis=-1)
@@ -130,8 +229,8 @@ class GatedDeltaNet(nn.Module):
         k = k.reshape(batch, tokens, args.key_heads, args.key_dim)
         v = v.reshape(batch, tokens, args.value_heads, args.value_dim)
         q, k = normalize_qk(q, k, inv_scale=args.key_dim**-0.5, eps=1e-6)
-        beta = mx.sigmoid(self.in_proj_b(x))
-        decay = compute_g(self.A_log, self.in_proj_a(x), self.dt_bias)
+        beta = mx.sigmoid(b)
+        decay = compute_g(self.A_log, a, self.dt_bias)
 
         if keep_steps and tapes.CHECK.passed and tapes.fits(q, k, v):
             now = state.base, state.tape, state.counts
@@ -143,5 +242,5 @@ class GatedDeltaNet(nn.Module):
         else:
             y, memory = gated_delta_prefill(q, k, v, decay, beta, state.memory)
             captured = CapturedLayer(window, [memory], first=tokens)
-        z = self.in_proj_z(x).reshape(batch, tokens, args.value_heads, args.value_dim)
-        return self.out_proj(self.norm(y.astype(x.dtype), z).reshape(batch, tokens, -1)), captured
+        z = z.reshape(batch, tokens, args.value_heads, args.value_dim)
+        return added(self.out_proj, self.norm(y.astype(x.dtype), z).reshape(batch, tokens, -1), residual), captured

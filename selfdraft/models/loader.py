@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,7 +13,7 @@ from mlx_lm.utils import infer_quant_config
 
 from ..errors import CheckpointError
 from .base import Model
-from .checkpoint import HEAD, Checkpoint
+from .checkpoint import HEAD, Checkpoint, classify
 from .few_rows import use_few_row_kernels
 
 __all__ = ["LoadedModel", "build_model", "quantisation_of"]
@@ -48,17 +49,24 @@ def build_model(
     """
     family = checkpoint.architecture
     module = family.build(checkpoint.text_config, with_head)
+    loaded = _fill(module, checkpoint, with_head, dtype)
+    module.eval()
+    use_few_row_kernels(module)
+    _read(module, progress)
+    return loaded
+
+
+def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype | None) -> LoadedModel:
+    """Give a module its weights, not read yet. Nobody else has them: those that are put together are held once."""
+    family = checkpoint.architecture
     weights = {
         name: _stored(checkpoint, name, tensor, dtype)
-        for name, tensor in checkpoint.tensors.items()
+        for name, tensor in classify(checkpoint.folder).tensors.items()
         if with_head or not name.startswith(HEAD)
     }
     _quantise(module, weights)
     _check(module, weights, checkpoint)
     module.load_weights(list(weights.items()), strict=True)
-    module.eval()
-    use_few_row_kernels(module)
-    _read(weights, progress)
     return LoadedModel(
         model=module,
         dtype=next(tensor.dtype for name, tensor in weights.items() if family.norms(name)),
@@ -123,12 +131,13 @@ def _check(module: nn.Module, weights: Mapping[str, mx.array], checkpoint: Check
         raise CheckpointError(f"{checkpoint.folder}: the weights do not fit config.json: {shown}")
 
 
-def _read(weights: Mapping[str, mx.array], progress: Progress | None) -> None:
+def _read(module: nn.Module, progress: Progress | None) -> None:
     """Evaluate the weights in pieces, so that progress can be shown."""
-    total = sum(tensor.nbytes for tensor in weights.values())
+    weights = [tensor for _, tensor in tree_flatten(module.parameters())]
+    total = sum(tensor.nbytes for tensor in weights)
     done = 0
     batch: list[mx.array] = []
-    for tensor in weights.values():
+    for tensor in weights:
         batch.append(tensor)
         if sum(x.nbytes for x in batch) >= max(total // 50, 1):
             mx.eval(batch)

@@ -18,8 +18,10 @@ import mlx.nn as nn
 from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
 from ..errors import CheckpointError
-from ..state import GROWTH, Captured, CapturedLayer, KeyValues, RowState, StateShape, stacked
+from ..state import GROWTH, Captured, CapturedLayer, KeyValues, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
+from .few_rows import GatedMLP, joined
+from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
 
 __all__ = ["Qwen35", "Qwen35Args"]
@@ -138,19 +140,38 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
         self.mlp = Qwen3NextMLP(args.hidden_size, args.intermediate_size)
 
+    def join(self) -> None:
+        """Put gate and up projection together, if they can be."""
+        if (whole := joined([self.mlp.gate_proj, self.mlp.up_proj])) is not None:
+            self.mlp = GatedMLP(whole, self.mlp.down_proj)
+
     def attend(self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int]) -> mx.array:
         """A full-attention layer."""
-        return self._finish(x + self.self_attn(self.input_layernorm(x), rows, offsets))
+        return self._finish(self.self_attn(self.input_layernorm(x), rows, offsets, x))
 
-    def recur(
-        self, x: mx.array, rows: Sequence[RowState], layer: int, keep_steps: bool
-    ) -> tuple[mx.array, CapturedLayer]:
-        """A GatedDeltaNet layer, the `layer`-th of its kind."""
-        mixed, captured = self.linear_attn(self.input_layernorm(x), stacked(rows, layer), keep_steps)
-        return self._finish(x + mixed), captured
+    def recur(self, x: mx.array, state: RecurrentState, keep_steps: bool) -> tuple[mx.array, CapturedLayer]:
+        """A GatedDeltaNet layer."""
+        mixed, captured = self.linear_attn(self.input_layernorm(x), state, keep_steps, x)
+        return self._finish(mixed), captured
+
+    def attend_few(
+        self,
+        x: mx.array,
+        buffers: Sequence[tuple[mx.array, mx.array]],
+        starts: Sequence[mx.array],
+        ends: Sequence[mx.array],
+    ) -> mx.array:
+        """A full-attention layer of few tokens, see `GatedAttention.few`."""
+        return self._finish(self.self_attn.few(self.input_layernorm(x), buffers, starts, ends, x))
+
+    def recur_few(self, x: mx.array, state: RecurrentState, counts: mx.array) -> tuple[mx.array, CapturedLayer]:
+        """A GatedDeltaNet layer of few tokens, see `GatedDeltaNet.few`."""
+        mixed, captured = self.linear_attn.few(self.input_layernorm(x), state, counts, x)
+        return self._finish(mixed), captured
 
     def _finish(self, x: mx.array) -> mx.array:
-        out: mx.array = x + self.mlp(self.post_attention_layernorm(x))
+        normed = self.post_attention_layernorm(x)
+        out: mx.array = self.mlp(normed, x) if isinstance(self.mlp, GatedMLP) else x + self.mlp(normed)
         return out
 
 
@@ -162,15 +183,25 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
         self.layers = [DecoderLayer(args, kind) for kind in args.layer_types]
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+        self._few: FewTokens | None = None
+
+    def join(self) -> None:
+        """Called once the projections of the layers were put together."""
+        self._few = FewTokens(self.layers, self.embed_tokens, self.norm)
 
     def __call__(self, tokens: mx.array, rows: Sequence[RowState], keep_steps: bool) -> tuple[mx.array, Captured]:
-        x = self.embed_tokens(tokens)
         offsets = [row.length for row in rows]
-        captured = Captured()
+        captured, states = Captured(), stacked(rows)
+        dtype = self.norm.weight.dtype
+        if keep_steps and self._few and self._few.fits(tokens, states, dtype):
+            buffers = list(zip(*(row.attention for row in rows), strict=True))
+            out, captured.layers = self._few([tokens], states, buffers, offsets, tokens.shape[1], dtype)
+            return out, captured
+        x = self.embed_tokens(tokens)
         attention = 0
         for layer in self.layers:
             if "linear_attn" in layer:
-                x, kept = layer.recur(x, rows, len(captured.layers), keep_steps)
+                x, kept = layer.recur(x, states[len(captured.layers)], keep_steps)
                 captured.layers.append(kept)
             else:
                 x = layer.attend(x, [row.attention[attention] for row in rows], offsets)
@@ -188,15 +219,28 @@ class Head(nn.Module):
         self.fc = nn.Linear(2 * args.hidden_size, args.hidden_size, bias=False)
         self.layers = [DecoderLayer(args, "full_attention")]
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+        self._few: FewTokens | None = None
+
+    def join(self) -> None:
+        """Called once the projections of the layer were put together."""
+        self._few = FewTokens(self.layers, self._pairs, self.norm)
 
     def __call__(
         self, embeddings: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]
     ) -> mx.array:
-        pair = mx.concatenate([self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], axis=-1)
-        x = self.fc(pair)
+        dtype = self.norm.weight.dtype
+        if self._few and self._few.fits(embeddings[..., 0], (), dtype):
+            buffers = list(zip(*(row.head for row in rows), strict=True))
+            return self._few([embeddings, hidden], (), buffers, offsets, embeddings.shape[1], dtype)[0]
+        x = self._pairs(embeddings, hidden)
         for index, layer in enumerate(self.layers):
             x = layer.attend(x, [row.head[index] for row in rows], offsets)
         out: mx.array = self.norm(x)
+        return out
+
+    def _pairs(self, embeddings: mx.array, hidden: mx.array) -> mx.array:
+        both = mx.concatenate([self.pre_fc_norm_embedding(embeddings), self.pre_fc_norm_hidden(hidden)], axis=-1)
+        out: mx.array = self.fc(both)
         return out
 
 

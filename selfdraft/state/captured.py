@@ -33,12 +33,15 @@ class CapturedLayer:
         """The state of `row` after the first `tokens` tokens of the forward."""
         if tokens < self.first:
             raise IndexError(f"state after {tokens} tokens was not kept, only from {self.first} on")
-        steps = self.tape.steps if self.tape else self.first + len(self.memories) - 1
-        taps = self.window.shape[1] - steps
-        window = self.window[row : row + 1, tokens : tokens + taps]
         if self.tape:
-            return RecurrentState(window, self.memories[0][row : row + 1], self.tape.row(row), (tokens,))
+            return self.taped((tokens,) * self.window.shape[0]).row(row)
+        taps = self.window.shape[1] - (self.first + len(self.memories) - 1)
+        window = self.window[row : row + 1, tokens : tokens + taps]
         return RecurrentState(window, self.memories[tokens - self.first][row : row + 1])
+
+    def taped(self, accepted: tuple[int, ...]) -> RecurrentState:
+        """The states of all rows after the first `accepted` tokens of each, where there is a tape."""
+        return RecurrentState(self.window, self.memories[0], self.tape, accepted)
 
 
 @dataclass
@@ -49,8 +52,12 @@ class Captured:
 
     def commit(self, rows: Sequence[RowState], tokens: Sequence[int]) -> None:
         """Keep the first tokens[i] tokens of the forward for row i: lengths move, nothing is computed again."""
+        together = [layer.taped(tuple(tokens)) for layer in self.layers] if all(x.tape for x in self.layers) else None
         for index, (row, count) in enumerate(zip(rows, tokens, strict=True)):
             if count == 0:  # a row that failed keeps what it had
                 continue
-            row.recurrent = [layer.after(count, index) for layer in self.layers]
+            if together is None:
+                row.recurrent = [layer.after(count, index) for layer in self.layers]
+            else:
+                row.recurrence = together, index
             row.length += count

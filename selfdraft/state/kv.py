@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..kernels import few_query_attention as few_queries
-from ..kernels.portable import number
+from ..kernels.small_arrays import numbers
 
 __all__ = ["GROWTH", "KeyValues", "attend"]
 
@@ -19,16 +19,33 @@ class KeyValues:
     """A growing buffer of keys and values, each [1, heads, capacity, head_dim].
 
     It holds no length: the caller says where it writes, so moving a length back is the whole of a rollback.
-    Arrays are replaced, never changed in place: a `fork` shares them until one side writes.
+    A `fork` shares the arrays until one side writes.
     """
 
     def __init__(self) -> None:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
+        self._shared = False  # with a fork, as far as is known
 
     def fork(self) -> KeyValues:
         """A copy that may be written to without changing this one."""
+        self._shared = True
         return copy.copy(self)
+
+    def writable(self, end: int, heads: int, width: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+        """Keys and values, each [1, heads, capacity, width] with room for `end` positions, that nobody else has: for a
+        kernel that writes into them."""
+        kept = []
+        for buffer in (self.keys, self.values):
+            held = 0 if buffer is None else buffer.shape[2]
+            if buffer is None or held < end:
+                buffer = _grown(buffer, end - held, mx.zeros((1, heads, 1, width), dtype=dtype))
+            elif self._shared:
+                buffer = buffer * 1  # other memory, the same bits
+            kept.append(buffer)
+        self.keys, self.values = kept
+        self._shared = False
+        return self.keys, self.values
 
     def write(self, offset: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Store [1, heads, T, head_dim] at `offset`; whatever was there or after it is dropped.
@@ -39,18 +56,25 @@ class KeyValues:
         end = offset + keys.shape[2]
         self.keys = _stored(self.keys, offset, keys)
         self.values = _stored(self.values, offset, values)
+        self._shared = False
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
 def _stored(buffer: mx.array | None, offset: int, new: mx.array) -> mx.array:
-    _, heads, tokens, width = new.shape
+    tokens = new.shape[2]
     held = 0 if buffer is None else buffer.shape[2]
     short = offset + tokens - held
     if short > 0:
-        extra = mx.zeros((1, heads, -(-short // GROWTH) * GROWTH, width), dtype=new.dtype)
-        buffer = extra if buffer is None else mx.concatenate([buffer, extra], axis=2)
+        buffer = _grown(buffer, short, new)
     assert buffer is not None
     return mx.slice_update(buffer, new, mx.array([offset]), (2,))
+
+
+def _grown(buffer: mx.array | None, short: int, like: mx.array) -> mx.array:
+    """With room for at least `short` positions more."""
+    _, heads, _, width = like.shape
+    extra = mx.zeros((1, heads, -(-short // GROWTH) * GROWTH, width), dtype=like.dtype)
+    return extra if buffer is None else mx.concatenate([buffer, extra], axis=2)
 
 
 def attend(
@@ -76,7 +100,7 @@ def attend(
         if few_queries.CHECK.passed and few_queries.fits(queries, keys):
             assert row.keys is not None
             assert row.values is not None
-            end = number(offset + q.shape[2])
+            end = numbers((offset + q.shape[2],))
             outputs.append(few_queries.few_query_attention(queries, row.keys, row.values, end, scale=scale))
         else:
             outputs.append(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))

@@ -40,6 +40,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from ..errors import InvalidRequest
+from ..models.few_rows import use_few_row_kernels
 from ..models.loader import LoadedModel, quantisation_of
 from ..models.qwen3_5 import Qwen35, Qwen35Args
 
@@ -253,13 +254,18 @@ def synthetic(
     weights = _random_weights(dict(tree_flatten(module.parameters())), seed, dtype)
     weights.update(_planted_weights(plan, dtype))
     module.load_weights(list(weights.items()), strict=True)
+    nbytes = sum(tensor.nbytes for tensor in weights.values())
+    weights.clear()  # those that are put together are held once
     module.eval()
+    quantisation = quantisation_of(module)
+    use_few_row_kernels(module)
+    mx.eval(module.parameters())
     shown = "/".join(f"{100 * rate:.1f}" for rate in acceptance)
     return SyntheticModel(
         model=module,
         dtype=dtype,
-        quantisation=quantisation_of(module),
-        nbytes=sum(tensor.nbytes for tensor in weights.values()),
+        quantisation=quantisation,
+        nbytes=nbytes,
         label=f"SYNTHETIC ({sizes.likeness} shape, random {BITS}-bit weights, planted acceptance {shown}%)",
         shape=sizes,
         planted=plan.planted,

@@ -18,7 +18,7 @@ from selfdraft.cli.sampling_flags import SamplingFlags
 from selfdraft.params import SamplingParams
 from selfdraft.settings import Settings
 
-COMMANDS = ("start", "run", "chat", "connect", "inspect")
+COMMANDS = ("start", "run", "chat", "connect", "inspect", "tune", "bench")
 HEAVY = ("mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "huggingface_hub", "prompt_toolkit", "jinja2")
 
 
@@ -91,7 +91,9 @@ def test_no_command_shows_the_help_and_is_wrong_usage(capsys: pytest.CaptureFixt
     assert "inspect" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["start", "--help"], ["run", "--top-p", "7", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["start", "--help"], ["bench", "--help"], ["run", "--top-p", "7", "x"]]
+)
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
     script = (
         "import sys\nfrom selfdraft.cli.app import main\n"

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.engine import Engine, Request
-from selfdraft.kernels import few_query_attention, gated_delta_tape, verify_qmv
+from selfdraft.kernels import attention_inputs, few_query_attention, gated_delta_mixer, gated_delta_tape, verify_qmv
 from selfdraft.kernels.portable import Kernel, Launch
 from selfdraft.models.few_rows import FewRowsLinear, use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
@@ -31,7 +31,9 @@ SIZES = {
     "linear_value_head_dim": 32,
 }
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
-CHECKS = (few_query_attention.CHECK, gated_delta_tape.CHECK, verify_qmv.CHECK)
+CHECKS = tuple(
+    module.CHECK for module in (attention_inputs, few_query_attention, gated_delta_mixer, gated_delta_tape, verify_qmv)
+)
 
 
 class Count:
@@ -73,9 +75,15 @@ def decode(model: Qwen35, depths: Sequence[int], tokens: int = 6) -> list[list[i
 def test_text_is_the_same_at_every_depth_and_beside_others(kernels: Count) -> None:
     model = model_of(4)
     use_few_row_kernels(model)
-    assert isinstance(model.model.layers[0].mlp.up_proj, FewRowsLinear)
+    assert isinstance(model.model.layers[0].linear_attn.in_proj, FewRowsLinear)
     ((plain),) = decode(model, [0])
-    assert set(kernels.runs) == {"few_query_partial", "few_query_merge", "gated_delta_tape", "verify_qmv_simd"}
+    assert set(kernels.runs) == {
+        "attention_inputs",
+        "few_query_partial",
+        "few_query_merge",
+        "gated_delta_mixer",
+        "verify_qmv_simd",
+    }
     assert decode(model, [3]) == [plain]
     assert decode(model, [3, 0])[0] == plain
 
@@ -86,7 +94,7 @@ def test_the_law_is_that_of_plain_mlx(kernels: Count, monkeypatch: pytest.Monkey
     use_few_row_kernels(model)
     found = logits(model, None)
     assert mx.abs(found - expected).max().item() < 2e-4 * mx.abs(expected).max().item()
-    assert kernels.runs["gated_delta_tape"] == 2
+    assert kernels.runs["gated_delta_mixer"] == 2
 
 
 def logits(model: Qwen35, plain: pytest.MonkeyPatch | None) -> mx.array:
@@ -105,7 +113,8 @@ def logits(model: Qwen35, plain: pytest.MonkeyPatch | None) -> mx.array:
 
 
 def test_a_session_takes_out_what_the_next_cycle_would_have_used(kernels: Count) -> None:
-    model = model_of(None)
+    model = model_of(4)
+    use_few_row_kernels(model)
     bank = SessionBank(model.new_state, 10**9)
 
     def ask(prompt: list[int], tokens: int) -> tuple[list[int], int]:

@@ -20,7 +20,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from selfdraft.engine.sampling import Chain, History
+from selfdraft.kernels import rank_threshold as ranks
+from selfdraft.kernels.portable import Kernel, Launch
 from selfdraft.params import SamplingParams
+from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
 from tests.support.rows import params
 
 V = 8
@@ -256,3 +259,78 @@ def test_min_tokens_goes_by_the_emitted_index() -> None:
     assert not np.isfinite(chain([drafting])[0][0, 6])
     last = Case(params(min_tokens=4), np.zeros((1, V)), [0], [1, 2], [3, 3], [6])
     assert np.isfinite(chain([last])[0][0, 6])
+
+
+WIDE = 300  # tokens: more than the kernel's largest top-k
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Top-k and top-p by the kernel, on the host."""
+    kernels_on_host(monkeypatch)
+    monkeypatch.setattr(ranks, "_THREADS", 128)
+    monkeypatch.setattr(ranks, "_PER_THREAD", 2)
+    monkeypatch.setattr(type(ranks.CHECK), "passed", property(lambda self: self is ranks.CHECK))
+    return monkeypatch
+
+
+SERVED = [
+    {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+    {"temperature": 0.0, "top_k": 20, "top_p": 0.5},
+    {"temperature": 1.5, "top_k": 100, "top_p": 0.8, "min_p": 0.1},
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_k": 1},
+]
+OTHERS = [{"temperature": 0.9, "top_p": 0.7}, {"temperature": 1.2, "top_k": 200, "top_p": 0.9}]
+
+
+def wide_chain(asked: Sequence[dict[str, Any]], logits: Floats) -> list[Floats]:
+    made = Chain([params(**each) for each in asked], [[]] * len(asked), WIDE)
+    given = mx.array(logits.astype(np.float32))
+    return list(np.array(made(given, [0] * len(asked), [None] * len(asked), None)))
+
+
+def wide_logits(rows: int) -> Floats:
+    return np.round(16 * np.random.default_rng(4).standard_normal((rows, 2, WIDE))) / 8
+
+
+@needs_compiler
+def test_the_kernel_gives_the_law_of_plain_mlx(kernel: pytest.MonkeyPatch) -> None:
+    """And a row beside others what it gives alone, by the same sums: whether or not the kernel serves those."""
+    asked = [*SERVED, *OTHERS]
+    logits = wide_logits(len(asked))
+    ran: list[str] = []
+
+    def run(called: Kernel, inputs: Sequence[mx.array], launch: Launch) -> list[mx.array]:
+        ran.append(called.name)
+        return run_on_host(called, inputs, launch)
+
+    kernels_on_host(kernel, run)
+    together = wide_chain(asked, logits)
+    assert ran == ["rank_threshold"] * 2
+    for index, each in enumerate(asked):
+        assert np.array_equal(wide_chain([each], logits[index : index + 1])[0], together[index]), each
+    kernel.setattr(type(ranks.CHECK), "passed", False)
+    assert np.array_equal(wide_chain(asked, logits), together)
+
+
+@needs_compiler
+def test_no_row_that_the_kernel_serves_is_sorted(kernel: pytest.MonkeyPatch) -> None:
+    """Greedy rows and rows without filters among them."""
+    for name in ("sort", "topk", "argsort", "cumsum"):
+        kernel.delattr(mx, name)
+    laws = wide_chain(SERVED, wide_logits(len(SERVED)))
+    assert np.isfinite(laws[1]).all()
+    assert np.isfinite(laws[3]).all()
+    assert np.isfinite(laws[0]).sum() < 2 * WIDE
+    with pytest.raises(AttributeError):
+        wide_chain([*SERVED, OTHERS[0]], wide_logits(len(SERVED) + 1))
+
+
+def test_a_history_counts_every_token() -> None:
+    history = History([1, 1], V)
+    history.emit([3, 3, 5])
+    history.emit([])
+    history.emit([3])
+    assert history.output.tolist() == [0, 0, 0, 3, 0, 1, 0, 0]
+    assert history.prompt.tolist() == [False, True, *[False] * 6]

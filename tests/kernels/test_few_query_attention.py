@@ -2,12 +2,14 @@
 and that what lies behind a row's length never shows.
 
 The second is what bit parity of verify passes with one-token passes rests on. The text that GPUs run is run on the
-host, with splits of 64 keys for 256: emulated threads are slow.
+host, with splits of 64 keys and more: emulated threads are slow.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -24,12 +26,19 @@ from tests.support.host_kernels import kernels_on_host, needs_compiler
 
 # Of the largest result: a rounding to 16 bits is half of this. In fp32 it is scores that err: terms of one reach 40.
 ROUNDING = {mx.float32: 2.0**-18, mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
-WHOLE_SPLIT, SPLIT = subject.SPLIT, 64
+SPLIT = 64
+SIMD = replace(subject._SIMD, splits=subject._Splits(SPLIT, SPLIT, SPLIT))
+MMA = replace(subject._MMA, splits=subject._Splits(SPLIT, 2 * SPLIT, 2 * SPLIT))
 
 
 @pytest.fixture(autouse=True)
-def small_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "SPLIT", SPLIT)
+def without_matrix_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_BODIES", {"host": (SIMD,)})
+
+
+@pytest.fixture
+def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_BODIES", {"host": (MMA, SIMD)})
 
 
 @dataclass
@@ -45,14 +54,21 @@ class Case:
     def scale(self) -> float:
         return float(self.q.shape[-1] ** -0.5)
 
-    def run(self, rows: slice = slice(None), *, token: int | None = None, capacity: int | None = None) -> mx.array:
-        """The kernels' result for some of the rows; for one of the tokens; in a KV of another capacity."""
+    def run(
+        self,
+        rows: slice = slice(None),
+        *,
+        token: int | None = None,
+        capacity: int | None = None,
+        gate: mx.array | None = None,
+    ) -> mx.array:
+        """The kernels' result for some of the rows; for one of the tokens; in a KV of another capacity; with a gate."""
         q, lengths = self.q[rows], mx.array(self.lengths[rows], mx.int32)
         if token is not None:
             lengths = lengths - (q.shape[2] - 1 - token)
             q = q[:, :, token : token + 1]
         keys, values = (resized(x[rows], capacity or x.shape[2]) for x in (self.keys, self.values))
-        return on_host(q, keys, values, lengths, scale=self.scale)
+        return on_host(q, keys, values, lengths, scale=self.scale, gate=gate)
 
     def reference(self) -> mx.array:
         return few_query_attention_reference(
@@ -100,10 +116,12 @@ def resized(x: mx.array, capacity: int) -> mx.array:
     return mx.concatenate([x, more], axis=2)[:, :, :capacity]
 
 
-def on_host(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float) -> mx.array:
+def on_host(
+    q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float, gate: mx.array | None = None
+) -> mx.array:
     with pytest.MonkeyPatch.context() as patch:
         kernels_on_host(patch)
-        return few_query_attention(q, keys, values, lengths, scale=scale)
+        return few_query_attention(q, keys, values, lengths, scale=scale, gate=gate)
 
 
 def worst(found: mx.array, exact: np.ndarray) -> float:
@@ -186,21 +204,120 @@ def test_large_scores_do_not_overflow() -> None:
     assert worst(given.run(), given.exact()) <= 2.0**-12  # scores of 1e3 keep 14 bits behind the point
 
 
+# Splits of 64, 64 and 128 keys, which are two tiles; more queries than a fragment has, and than a threadgroup holds.
+# Size 256 is left to the self-check below.
+FINE = {
+    "one query": case([0, *BORDERS, 2 * SPLIT, 4 * SPLIT + 1], 64, dtype=mx.bfloat16, capacity=5 * SPLIT),
+    "size 128, fp16": case([5, 4 * SPLIT - 3], 128, tokens=4, group=6, dtype=mx.float16, capacity=4 * SPLIT + 9),
+    "two blocks of queries": case([SPLIT + 5], 64, tokens=11, group=3, dtype=mx.bfloat16),
+}
+
+
 @needs_compiler
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("name", FINE)
+def test_so_it_is_on_tensor_cores(name: str) -> None:
+    given = FINE[name]
+    found = given.run()
+    assert found.dtype == given.q.dtype
+    assert worst(found, given.exact()) <= ROUNDING[found.dtype]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("tensor_cores")
+@pytest.mark.parametrize("name", ["size 128, fp16", "two blocks of queries"])
+def test_bits_hang_on_nothing_else_on_tensor_cores(name: str) -> None:
+    """Neither on other tokens, whose number decides on rounds, blocks and the ring, nor on rows or capacity."""
+    given = FINE[name]
+    bits, tokens = given.run(), given.q.shape[2]
+    for token in (0, tokens - 2, tokens - 1):
+        assert same_bits(bits[:, :, token : token + 1], given.run(token=token)), f"token {token}"
+    last = len(given.lengths) - 1
+    assert same_bits(bits[last:], given.run(slice(last, None), capacity=6 * SPLIT + 3))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("tensor_cores")
+def test_large_scores_do_not_overflow_on_tensor_cores() -> None:
+    given = case([SPLIT + 20, 1], 64, dtype=mx.bfloat16)
+    given.q[0] *= 100
+    given.q[1] = -300 * given.keys[1, :, :1]
+    assert worst(given.run(), given.exact()) <= ROUNDING[mx.bfloat16]
+
+
+@needs_compiler
+def test_a_gate_is_the_only_difference() -> None:
+    """To attention that is rounded first; what lies behind the gates in their array does not show."""
+    dtype = mx.float16
+    given = CASES["grouped, fp16"]
+    rows, heads, tokens, size = given.q.shape
+    gate = mx.array(np.random.default_rng(0).normal(size=(rows, tokens, 2 * heads * size + 5)).astype(np.float32))
+    gate[1, 0, size : 2 * size] = -200.0
+    gate[:, :, 2 * heads * size :] = mx.nan
+    found = given.run(gate=gate.astype(dtype))
+    assert (found.shape, found.dtype) == ((rows, tokens, heads * size), dtype)
+    opening = np.array(gate.astype(dtype).astype(mx.float32), np.float64)[:, :, : 2 * heads * size]
+    opening = opening.reshape(rows, tokens, heads, 2, size)[:, :, :, 1]
+    plain = np.array(given.run().swapaxes(1, 2).astype(mx.float32), np.float64)
+    expected = (plain / (1 + np.exp(-opening))).reshape(found.shape)
+    assert worst(found, expected) <= ROUNDING[dtype] / 2
+    rounded = mx.array(expected.astype(np.float32)).astype(dtype)
+    assert np.mean(np.array(found != rounded)) < 0.01  # rounded once more, or once less, is every tenth or so
+    assert np.abs(np.array(found.astype(mx.float32))[1, 0, :size]).max() == 0
+    lengths = mx.array(given.lengths, mx.int32)
+    reference = few_query_attention_reference(
+        given.q, given.keys, given.values, lengths, scale=given.scale, gate=gate.astype(dtype)
+    )
+    assert worst(reference, expected) <= ROUNDING[dtype]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("tensor_cores")
 def test_the_self_check_passes_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "few_query_attention", on_host)
-    assert subject._case_error(3, 2, 256, seed=2) <= CHECK.most
+    assert subject._case_error(6, 1, 256, 2 * SPLIT, seed=2) <= CHECK.most
 
 
-def test_the_self_check_tells_a_key_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "SPLIT", WHOLE_SPLIT)
+def test_the_self_check_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key too few; a split too few behind the border; a query that sees what follows it."""
 
-    def one_less(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float) -> mx.array:
-        return few_query_attention_reference(q, keys, values, lengths - 1, scale=scale)
+    def one_less(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, **more: Any) -> mx.array:
+        return few_query_attention_reference(q, keys, values, lengths - 1, **more)
 
     monkeypatch.setattr(subject, "few_query_attention", one_less)
-    assert subject._case_error(6, 4, 128, seed=1) > 2 * CHECK.most
-    assert subject._case_error(3, 2, 256, seed=2) > 2 * CHECK.most
+    assert subject._case_error(6, 4, 128, 256, seed=1) > 2 * CHECK.most
+    assert subject._case_error(3, 2, 256, 256, seed=2) > 2 * CHECK.most
+
+    def without(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, **more: Any) -> mx.array:
+        short = few_query_attention_reference(q, keys[:, :, 64:], values[:, :, 64:], lengths - 64, **more)
+        whole = few_query_attention_reference(q, keys, values, lengths, **more)
+        return mx.where(lengths.reshape(-1, *[1] * (whole.ndim - 1)) > 64, short, whole)
+
+    monkeypatch.setattr(subject, "few_query_attention", without)
+    assert subject._case_error(6, 4, 256, 1024, seed=3) > 2 * CHECK.most
+
+    def other_bits(q: mx.array, *rest: mx.array, **more: Any) -> mx.array:
+        return few_query_attention_reference(q, *rest, **more) * (1 + 2.0**-7 * (q.shape[2] > 1))
+
+    monkeypatch.setattr(subject, "few_query_attention", other_bits)
+    assert subject._case_error(3, 2, 256, 256, seed=2) == float("inf")
+
+
+def test_what_is_left_to_join_is_little() -> None:
+    """At 27 B's shape, 4 tokens and 64k keys; and 1,000 keys are spread over 64 threadgroups."""
+    q, keys = shaped(1, 24, 4, 256), shaped(1, 4, 65536, 256)
+    body = subject._MMA
+    launch = body.launch(body, q, keys)
+    left = int(np.prod(launch.shapes[2])) * 4
+    assert left < 0.08 * 2 * keys.nbytes
+    short = body.launch(body, q, shaped(1, 4, 1000, 256)).threadgroups
+    assert int(np.prod(short)) >= 64
+    for group, tokens, size in itertools.product((1, 4, 6, 8), (1, 2, 3, 4, 8, 16), (64, 128, 256)):
+        launch = body.launch(body, shaped(1, 4 * group, tokens, size), shaped(1, 4, 300, size))
+        ring = launch.template["RING"]
+        assert isinstance(ring, int)
+        assert ring >= 3
+        assert launch.shared <= 113 * 1024
 
 
 def shaped(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
@@ -227,3 +344,20 @@ def test_what_it_takes(q: mx.array, keys: mx.array, taken: bool) -> None:
     if not taken:
         with pytest.raises(ValueError, match="does not take"):
             few_query_attention(q, keys, keys, mx.zeros(2, mx.int32), scale=1.0)
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [
+        shaped(1, 4, 6 * 2 * 128),
+        shaped(2, 3, 6 * 2 * 128),
+        shaped(2, 4, 6 * 2 * 128 - 1),
+        shaped(2, 4, 6 * 2 * 128, dtype=mx.float32),
+        shaped(2, 4, 6 * 2 * 128, 1),
+    ],
+    ids=["rows", "tokens", "width", "dtype", "dimensions"],
+)
+def test_a_gate_that_it_does_not_take(gate: mx.array) -> None:
+    keys = shaped(2, 2, 9, 128)
+    with pytest.raises(ValueError, match="and gate"):
+        few_query_attention(shaped(2, 6, 4, 128), keys, keys, mx.zeros(2, mx.int32), scale=1.0, gate=gate)

@@ -161,7 +161,7 @@ def test_states_of_several_rows_are_stacked_in_order() -> None:
     rows = [RowState(SHAPE) for _ in range(3)]
     for i, row in enumerate(rows):
         row.recurrent[2] = RecurrentState(mx.full((1, 3, 8), i), mx.full((1, 2, 4, 5), 10 * i))
-    batch = stacked(rows, 2)
+    batch = stacked(rows)[2]
     assert batch.window[:, 0, 0].tolist() == [0, 1, 2]
     assert batch.memory[:, 0, 0, 0].tolist() == [0, 10, 20]
-    assert stacked(rows[1:2], 2) is rows[1].recurrent[2]
+    assert stacked(rows[1:2])[2] is rows[1].recurrent[2]

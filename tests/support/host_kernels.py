@@ -17,7 +17,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from selfdraft.kernels import few_query_attention, gated_delta_tape, verify_qmv
+from selfdraft.kernels import (
+    attention_inputs,
+    few_query_attention,
+    gated_delta_mixer,
+    gated_delta_tape,
+    rank_threshold,
+    verify_qmv,
+)
 from selfdraft.kernels.portable import Call, Kernel, Launch
 
 __all__ = ["kernels_on_host", "needs_compiler", "run_on_host"]
@@ -53,7 +60,14 @@ def kernels_on_host(patch: pytest.MonkeyPatch, run: Run | None = None) -> None:
         return call
 
     patch.setattr(Kernel, "prepared", prepared)
-    for module in (few_query_attention, gated_delta_tape, verify_qmv):
+    for module in (
+        attention_inputs,
+        few_query_attention,
+        gated_delta_mixer,
+        gated_delta_tape,
+        rank_threshold,
+        verify_qmv,
+    ):
         patch.setattr(module, "_CALLS", {})
 
 

@@ -8,6 +8,7 @@ __all__ = ["FAULTS"]
 
 QMV = "tests/kernels/test_verify_qmv_mma.py"
 ATTENTION = "tests/kernels/test_few_query_attention.py"
+INPUTS = "tests/kernels/test_attention_inputs.py"
 TAPE = "tests/kernels/test_gated_delta_tape.py"
 
 FAULTS = [
@@ -45,6 +46,41 @@ FAULTS = [
         "sum[pass] = fma(sum[pass], factor, weight)",
         "sum[pass] = sum[pass] + weight",
         ATTENTION,
+    ),
+    Fault(
+        "on tensor cores values behind the length are read",
+        "kernels/source/few_query_partial_mma.h",
+        "end = length < behind ? length : behind;",
+        "end = length < behind ? length + 1 : behind;",
+        ATTENTION,
+    ),
+    Fault(
+        "on tensor cores a simdgroup does not wait for the scores of the others",
+        "kernels/source/few_query_partial_mma.h",
+        "BARRIER();  // the other board",
+        "//          // the other board",
+        ATTENTION,
+    ),
+    Fault(
+        "on tensor cores a query's sums are made relative to the most of another",
+        "kernels/source/few_query_partial_mma.h",
+        "right = simd_from(factor, 8 * t + 4);",
+        "right = simd_from(factor, 8 * t);",
+        ATTENTION,
+    ),
+    Fault(
+        "a query is taken for its gate",
+        "kernels/source/few_query_merge.h",
+        "(2 * head + 1) * D",
+        "2 * head * D",
+        ATTENTION,
+    ),
+    Fault(
+        "a key is written behind the capacity",
+        "kernels/source/attention_inputs.h",
+        "position < capacity;",
+        "position <= capacity;",
+        INPUTS,
     ),
     Fault(
         "one step more of the tape than was accepted",

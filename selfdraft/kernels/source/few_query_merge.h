@@ -1,44 +1,70 @@
 // Joins what few_query_partial found in the splits of the keys that a query sees; the others were never written.
 //
-//   most_of, sums [rows, HEADS, splits, QUERIES], weighted [rows, HEADS, splits, QUERIES, D], lengths [rows]
-//   -> out [rows, HEADS, QUERIES, D]
+//   most_of, sums [rows, HEADS, splits, QUERIES], weighted [rows, HEADS, splits, QUERIES, D], lengths [rows],
+//   gate [rows, TOKENS, N]: of query head h at columns (2 h + 1) D ..; anything, if GATED is 0
+//   -> out [rows, HEADS, QUERIES, D]; if GATED is 1, out [rows, TOKENS, HEADS * GROUP * D], times sigmoid(gate)
 //
 // Threadgroups: (QUERIES, HEADS, rows) of 512 threads. A thread has four columns of every WAYS-th split.
-// Template: T of out; D; HEADS; GROUP; TOKENS; SPLIT.
-constexpr int QUERIES = GROUP * TOKENS, THREADS = 512, ACROSS = D / 4, WAYS = THREADS / ACROSS;
+// Template: T of out; D; HEADS; GROUP; TOKENS; GATED; splits have SPLIT keys before BORDER and LATE behind it.
+constexpr int QUERIES = GROUP * TOKENS, THREADS = 512, ACROSS = D / 4, WAYS = THREADS / ACROSS, AHEAD = 2;
+const float LOWEST = -3e38f;
+union Four { uint4 word; float x[4]; };
 
-SHARED(float, tops, THREADS / 32);
+SHARED(float, tops, WAYS);
 SHARED(float, totals, WAYS);
 SHARED(float, columns, WAYS * D);
 
-const int seen = lengths[group.z] - TOKENS + 1 + int(group.x) % TOKENS;
-const int splits = seen > 0 ? (seen + SPLIT - 1) / SPLIT : 0, all = most_of_shape[2];
-const size_t head = group.z * HEADS + group.y;
-#define AT(split) ((head * all + (split)) * QUERIES + group.x)
+const int way = thread / ACROSS, column = thread % ACROSS, all = most_of_shape[2];
+const int first = (int(group.z) * HEADS + int(group.y)) * all * QUERIES + int(group.x);
+#define AT(split) (size_t(first) + size_t(split) * QUERIES)
 
-float top = -3e38f;
-for (int split = thread; split < splits; split += THREADS) top = most_of[AT(split)] > top ? most_of[AT(split)] : top;
-top = simd_most(top);
-if (lane == 0) tops[simdgroup] = top;
-BARRIER();
-UNROLL for (int i = 0; i < THREADS / 32; ++i) top = tops[i] > top ? tops[i] : top;
-
-const int way = thread / ACROSS, column = thread % ACROSS;
-union Four { uint4 word; float x[4]; } four;
-float total = 0, sum[4] = {0, 0, 0, 0};
-for (int split = way; split < splits; split += WAYS) {
-  const float weight = exp(most_of[AT(split)] - top);
-  four.word = load4(weighted, AT(split) * ACROSS + column);
-  total = fma(weight, sums[AT(split)], total);
-  UNROLL for (int i = 0; i < 4; ++i) sum[i] = fma(weight, four.x[i], sum[i]);
+// The first splits are asked for before it is known whether they were written, so that memory is waited for once.
+Four four[AHEAD];
+float most[AHEAD], sum_of[AHEAD];
+UNROLL for (int i = 0; i < AHEAD; ++i) {
+  const int split = way + i * WAYS < all ? way + i * WAYS : 0;
+  most[i] = most_of[AT(split)], sum_of[i] = sums[AT(split)];
+  four[i].word = load4(weighted, AT(split) * ACROSS + column);
 }
-if (column == 0) totals[way] = total;
+const int seen = lengths[group.z] - TOKENS + 1 + int(group.x) % TOKENS;
+const int splits = seen <= 0 ? 0 : seen <= BORDER ? (seen + SPLIT - 1) / SPLIT : BORDER / SPLIT + (seen - BORDER + LATE - 1) / LATE;
+
+float top = LOWEST, total = 0, sum[4] = {0, 0, 0, 0};
+for (int start = way; start < splits; start += AHEAD * WAYS) {
+  if (start > way) {
+    UNROLL for (int i = 0; i < AHEAD; ++i) {
+      const int split = start + i * WAYS < splits ? start + i * WAYS : start;
+      most[i] = most_of[AT(split)], sum_of[i] = sums[AT(split)];
+      four[i].word = load4(weighted, AT(split) * ACROSS + column);
+    }
+  }
+  UNROLL for (int i = 0; i < AHEAD; ++i)
+    if (start + i * WAYS < splits) {
+      const float next = most[i] > top ? most[i] : top, factor = exp(top - next), weight = exp(most[i] - next);
+      top = next;
+      total = fma(total, factor, weight * sum_of[i]);
+      UNROLL for (int j = 0; j < 4; ++j) sum[j] = fma(sum[j], factor, weight * four[i].x[j]);
+    }
+}
+if (column == 0) tops[way] = top, totals[way] = total;
 UNROLL for (int i = 0; i < 4; ++i) columns[way * D + 4 * column + i] = sum[i];
 BARRIER();
 
 if (thread < D) {
-  float weights = 0, values = 0;
-  UNROLL for (int i = 0; i < WAYS; ++i) weights += totals[i], values += columns[i * D + thread];
-  out[((head * QUERIES) + group.x) * D + thread] = T(splits ? values / weights : 0.0f);
+  float highest = LOWEST, weights = 0, values = 0;
+  UNROLL for (int i = 0; i < WAYS; ++i) highest = tops[i] > highest ? tops[i] : highest;
+  UNROLL for (int i = 0; i < WAYS; ++i) {
+    const float factor = exp(tops[i] - highest);
+    weights = fma(factor, totals[i], weights);
+    values = fma(factor, columns[i * D + thread], values);
+  }
+  const T found = T(splits ? values / weights : 0.0f);
+  if (GATED) {
+    const int row = group.z * TOKENS + int(group.x) % TOKENS, head = group.y * GROUP + int(group.x) / TOKENS;
+    const float opening = float(gate[size_t(row) * gate_shape[2] + (2 * head + 1) * D + thread]);
+    out[(size_t(row) * (HEADS * GROUP) + head) * D + thread] = T(float(found) / (1.0f + exp(-opening)));
+  } else {
+    out[((group.z * HEADS + group.y) * size_t(QUERIES) + group.x) * D + thread] = found;
+  }
 }
 #undef AT

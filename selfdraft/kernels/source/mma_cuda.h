@@ -36,3 +36,15 @@ template <int LEFT> FUNCTION void await_copies() {
   __syncwarp();
 }
 FUNCTION void simd_wait() { __syncwarp(); }
+
+// 16 bytes of `from`, or zeros: then it is not read, and may lie outside of everything.
+FUNCTION void copy_or_zero(void* to, const void* from, bool wanted) {
+  const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(wanted ? 16 : 0));
+}
+// 2^x to 22 bits; 0 for what is below the least normal number.
+FUNCTION float two_to(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}

@@ -1,0 +1,124 @@
+"""`selfdraft bench`: how fast a model is here, as a table, a JSON file and a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ..errors import SelfdraftError
+from .command import command
+from .flags import flag
+from .terminal import dim, is_fancy, say
+
+if TYPE_CHECKING:
+    from ..tuning.subject import Subject
+
+__all__ = ["bench"]
+
+_RESULTS = Path("benchmarks") / "results"
+
+
+@command
+def bench(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="'reference' (bundled), a local folder, or a Hugging Face id. Default: reference.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    synthetic: Annotated[
+        Literal["27b", "9b", "tiny"] | None,
+        flag(
+            "--synthetic",
+            "In place of MODEL: a model of real shape with random 4-bit weights and planted acceptance: 27b (16 GB), "
+            "9b (5 GB) or tiny. Default: none.",
+            metavar="SHAPE",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, flag("--quick", "Less of everything, in under a minute for a small model. Default: off.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        flag(
+            "--output",
+            "Folder for the JSON file and the picture. Default: benchmarks/results inside a checkout, else the "
+            "current folder.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, flag("--json", "Print the report as one JSON object, with a schema_version. Default: off.")
+    ] = False,
+) -> None:
+    """Measure how fast a model is on this machine.
+
+    Decoding plainly, at several depths and by stock mlx-lm, in turn; prompts
+    and contexts of growing length; verify passes by width; on a GPU kernels
+    against the speed of a copy. Writes a JSON file and an SVG picture.
+    Figures of a synthetic model are labelled SYNTHETIC.
+    """
+    if model is not None and synthetic is not None:
+        raise typer.BadParameter("goes without MODEL: it makes one", param_hint="'--synthetic'")
+    folder = _writable(output)  # said before minutes of measuring, not after
+    subject = _subject(model or "reference", synthetic)
+    from ..files import write_atomically
+    from ..tuning.bench import QUICK, USUAL, drawn, table
+    from ..tuning.bench import bench as measure
+
+    report = measure(subject, QUICK if quick else USUAL, dim if is_fancy(sys.stderr) else lambda line: None)
+    path = folder / f"{_stem(report)}.json"
+    picture = path.with_suffix(".svg")
+    write_atomically(path, json.dumps(report, indent=1) + "\n")
+    write_atomically(picture, drawn(report))
+    print(json.dumps({**report, "files": [str(path), str(picture)]}) if as_json else "\n".join(table(report)))
+    say(f"written: {path} and {picture}")
+
+
+def _writable(output: Path | None) -> Path:
+    """The folder to write into; made if it is not there."""
+    checkout = Path("pyproject.toml").is_file() and _RESULTS.is_dir()
+    folder = output.expanduser() if output else _RESULTS if checkout else Path()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise SelfdraftError(f"{folder} cannot be written into; give another folder with --output")
+    return folder
+
+
+def _subject(model: str, synthetic: str | None) -> Subject:
+    """What is measured, with no warm prefixes to go on from."""
+    from ..settings import load_settings
+
+    settings = load_settings(session_cache_max_bytes=0)
+    if synthetic:
+        from ..device import choose_blas
+
+        choose_blas(settings.blas)  # before MLX comes in
+        from ..tuning.subject import planted
+
+        return planted(synthetic, settings)
+    from ..loading import load
+    from .session import loading_bar
+
+    with loading_bar(model) as bar:
+        llm = load(model, settings=settings, progress=bar)
+    for note in llm.notes:
+        say(note)
+    from ..tuning.subject import loaded
+
+    return loaded(llm)
+
+
+def _stem(report: dict[str, Any]) -> str:
+    """Name of the files: of the model, the device and the dtype."""
+    name = Path(report["model"]).name or "model"
+    return re.sub(r"[^\w.-]+", "-", f"bench_{name}_{report['device']}_{report['dtype']}")

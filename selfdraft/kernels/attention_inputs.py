@@ -1,0 +1,175 @@
+"""Queries, keys and values for attention from one fused projection: plain MLX, and a kernel.
+
+Knows shapes, norms and rotary positions, and nothing of layers or caches. For few tokens a layer does these steps in
+some eight operations, each of which costs more to start than to run.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import mlx.core as mx
+
+from .few_query_attention import fits_sizes
+from .portable import Call, Kernel, Launch
+from .self_check import SelfCheck, relative_error
+
+__all__ = ["CHECK", "attention_inputs", "attention_inputs_reference", "fits"]
+
+_KERNEL = Kernel(
+    "attention_inputs",
+    ("projected", "q_norm", "k_norm", "inverse_frequencies", "keys", "values", "starts", "eps"),
+    ("q",),
+    updates=("keys", "values"),
+)
+
+_CALLS: dict[tuple[object, ...], Call] = {}
+
+
+def attention_inputs(
+    projected: mx.array,
+    q_norm: mx.array,
+    k_norm: mx.array,
+    inverse_frequencies: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    starts: mx.array,
+    *,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    eps: float,
+) -> mx.array:
+    """Normalises and rotates queries and keys, and writes keys and values in place. Needs a GPU.
+
+    The norm is that of Zhang and Sennrich (arXiv:1910.07467), rounded as `mx.fast.rms_norm` rounds; the rotation that
+    of Su et al. (arXiv:2104.09864) on pairs (i, i + half), as `mlx.nn.RoPE` with traditional=False.
+
+    Args:
+        projected: [B, T, N], bf16, fp16 or fp32; N is 2 * heads * size + 2 * kv_heads * size: each head's query and
+            gate side by side, then the keys of all kv heads, then the values.
+        q_norm, k_norm: [size] in projected's dtype.
+        inverse_frequencies: [half] fp32; dimensions from 2 * half on are not rotated.
+        keys, values: [B, kv_heads, capacity, size] in projected's dtype, row-contiguous and owned by the caller alone.
+            They are written at starts[b] .. starts[b] + T - 1; positions behind the capacity are left out. Read them
+            only in operations that take the result as well.
+        starts: [B] int32. Never read by the host.
+        heads, kv_heads: of queries, and of keys. size: of a head. eps: of the norm.
+
+    Returns:
+        Queries [B, heads, T, size] in projected's dtype. Gates stay where they are.
+
+    Raises:
+        ValueError: the arguments do not go together, or `fits` is False.
+        RuntimeError: there is no GPU.
+    """
+    given = (projected, q_norm, k_norm, inverse_frequencies, keys, values, starts)
+    key = (*((x.shape, x.dtype) for x in given), heads, kv_heads, size)
+    call = _CALLS.get(key)
+    if call is None:
+        call = _CALLS[key] = _prepared(given, heads, kv_heads, size)
+    return call(inputs=[*given, _number(eps)])[0]
+
+
+def attention_inputs_reference(
+    projected: mx.array,
+    q_norm: mx.array,
+    k_norm: mx.array,
+    inverse_frequencies: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    starts: mx.array,
+    *,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    eps: float,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The same by plain MLX operations, any device: queries, and new arrays of keys and values."""
+    rows, tokens, _ = projected.shape
+    both, new_keys, new_values = mx.split(projected, [2 * heads * size, (2 * heads + kv_heads) * size], axis=-1)
+    queries = both.reshape(rows, tokens, heads, 2, size)[:, :, :, 0]
+
+    def rotated(x: mx.array, weight: mx.array) -> mx.array:
+        x = mx.fast.rms_norm(x, weight, eps).swapaxes(1, 2)
+        dims, periods = 2 * inverse_frequencies.size, 1 / inverse_frequencies
+        return mx.fast.rope(x, dims, traditional=False, base=None, scale=1.0, offset=starts, freqs=periods)
+
+    index = mx.arange(keys.shape[2]) - starts[:, None]  # of the token that a position takes
+    taken = ((index >= 0) & (index < tokens))[:, None, :, None]
+    index = mx.clip(index, 0, tokens - 1)[:, None, :, None]
+
+    def written(old: mx.array, new: mx.array) -> mx.array:
+        return mx.where(taken, mx.take_along_axis(new, index, axis=2), old)
+
+    new_keys = rotated(new_keys.reshape(rows, tokens, kv_heads, size), k_norm)
+    new_values = new_values.reshape(rows, tokens, kv_heads, size).swapaxes(1, 2)
+    return rotated(queries, q_norm), written(keys, new_keys), written(values, new_values)
+
+
+def fits(projected: mx.array, *, heads: int, kv_heads: int, size: int) -> bool:
+    """Whether the kernel takes such a projection, and `few_query_attention` its queries, by shape and dtype."""
+    return (
+        projected.ndim == 3
+        and projected.shape[2] == 2 * (heads + kv_heads) * size
+        and fits_sizes(heads=heads, kv_heads=kv_heads, tokens=projected.shape[1], size=size, dtype=projected.dtype)
+    )
+
+
+def _prepared(given: tuple[mx.array, ...], heads: int, kv_heads: int, size: int) -> Call:
+    projected, q_norm, k_norm, frequencies, keys, values, starts = given
+    rows, tokens = projected.shape[:2]
+    norm = ((size,), projected.dtype)
+    if (
+        not fits(projected, heads=heads, kv_heads=kv_heads, size=size)
+        or (keys.ndim, *keys.shape[:2], keys.shape[-1], keys.dtype) != (4, rows, kv_heads, size, projected.dtype)
+        or (values.shape, values.dtype) != (keys.shape, keys.dtype)
+        or frequencies.dtype != mx.float32
+        or (frequencies.ndim, min(frequencies.size, size // 2)) != (1, frequencies.size)
+        or any((x.shape, x.dtype) != norm for x in (q_norm, k_norm))
+        or (starts.shape, starts.dtype) != ((rows,), mx.int32)
+    ):
+        shapes = ", ".join(f"{x.dtype} {x.shape}" for x in given)
+        raise ValueError(f"attention_inputs does not take {heads} and {kv_heads} heads of {size} with {shapes}")
+    launch = Launch(
+        template={
+            "T": projected.dtype,
+            "SIZE": size,
+            "HEADS": heads,
+            "KV_HEADS": kv_heads,
+            "HALF": frequencies.size,
+        },
+        threadgroups=(heads + 2 * kv_heads, tokens, rows),
+        threads=32,
+        shapes=[(rows, heads, tokens, size)],
+        dtypes=[projected.dtype],
+    )
+    return _KERNEL.prepared(launch, [*(x.dtype for x in given), mx.float32])
+
+
+@lru_cache
+def _number(value: float) -> mx.array:
+    array = mx.array([value], mx.float32)
+    mx.eval(array)
+    return array
+
+
+def _error() -> float:
+    """Of queries, keys and values, all that was there before among them."""
+    heads, kv_heads, size, tokens, capacity = 4, 2, 128, 3, 20
+    parts = mx.random.split(mx.random.key(7), 5)
+    projected = mx.random.normal((2, tokens, 2 * (heads + kv_heads) * size), mx.bfloat16, key=parts[0])
+    norms = [1 + 0.1 * mx.random.normal((size,), mx.bfloat16, key=part) for part in parts[1:3]]
+    frequencies = mx.exp(-mx.arange(32, dtype=mx.float32) / 4)
+    keys, values = (mx.random.normal((2, kv_heads, capacity, size), mx.bfloat16, key=part) for part in parts[3:])
+    given = [projected, *norms, frequencies, keys, values, mx.array([5, capacity - 2], mx.int32)]
+    expected = attention_inputs_reference(*given, heads=heads, kv_heads=kv_heads, size=size, eps=1e-6)
+    mx.eval(given, expected)  # the kernel owns keys and values from here on
+    q = attention_inputs(*given, heads=heads, kv_heads=kv_heads, size=size, eps=1e-6)
+    mx.eval(q)
+    return max(relative_error(*pair) for pair in zip((q, keys, values), expected, strict=True))
+
+
+# A norm is rounded twice and a rotation once, to bf16 in both; where a rounding falls on the other side, a step of bf16
+# of one number enters the other of its pair too. A position that is off by one shows as some 0.5.
+CHECK = SelfCheck("attention_inputs", _error, most=2.0**-6)

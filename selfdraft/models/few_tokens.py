@@ -1,0 +1,107 @@
+"""A forward of few tokens as one function of arrays, whose graph is built once a shape: compiled where there is a GPU.
+
+Knows layers that have `attend_few` or `recur_few`, and what rows remember; no embeddings, norms or heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from ..kernels.gated_delta_tape import Tape
+from ..kernels.portable import backend
+from ..kernels.small_arrays import fresh
+from ..state import CapturedLayer, KeyValues, RecurrentState
+
+__all__ = ["FewTokens"]
+
+# MLX's custom kernels write into arrays that it takes for unchanged; see `Kernel.updates`.
+_Buffers = list[list[tuple[mx.array, mx.array]]]
+
+
+class FewTokens:
+    """Layers one after the other.
+
+    Args:
+        layers: decoder layers that are joined (see `use_few_row_kernels`).
+        before: from the inputs to what the first layer takes, [B, T, H]. after: what is made of the last one's output.
+    """
+
+    def __init__(
+        self, layers: Sequence[Any], before: Callable[..., mx.array], after: Callable[[mx.array], mx.array]
+    ) -> None:
+        self._layers = list(layers)
+        self._before, self._after = before, after
+        self._run: Callable[..., Any] = mx.compile(self._forward) if backend() else self._forward
+        self._fitting: dict[tuple[int, int, int, mx.Dtype], bool] = {}
+
+    def fits(self, tokens: mx.array, states: Sequence[RecurrentState], dtype: mx.Dtype) -> bool:
+        """Whether kernels take [B, T] tokens behind such states, of all recurrent layers."""
+        tape = states[0].tape if states else None
+        key = (*tokens.shape, tape.steps if tape else 0, dtype)
+        if key not in self._fitting:
+            self._fitting[key] = all(
+                layer.linear_attn.few_fits(*tokens.shape, tape, dtype)
+                if "linear_attn" in layer
+                else layer.self_attn.few_fits(*tokens.shape, dtype)
+                for layer in self._layers
+            )
+        return self._fitting[key]
+
+    def __call__(
+        self,
+        inputs: Sequence[mx.array],
+        states: Sequence[RecurrentState],
+        buffers: Sequence[Sequence[KeyValues]],
+        offsets: Sequence[int],
+        tokens: int,
+        dtype: mx.Dtype,
+    ) -> tuple[mx.array, list[CapturedLayer]]:
+        """The layers' output, after `after`, and what the recurrent ones leave.
+
+        Args:
+            inputs: of `before`.
+            states: of the recurrent layers. buffers: of the attention layers, one a row each.
+            offsets: where each row's new tokens go.
+            tokens, dtype: T, and that of keys and values.
+        """
+        places = []
+        for layer, rows in zip((x for x in self._layers if "linear_attn" not in x), buffers, strict=True):
+            args = layer.self_attn.args
+            size = args.kv_heads, args.head_dim, dtype
+            places.append([row.writable(at + tokens, *size) for row, at in zip(rows, offsets, strict=True)])
+        bounds = [fresh([at, at + tokens]) for at in offsets]
+        counts = states[0].counts if states else bounds[0]
+        held = [(s.inputs, s.base, *((s.tape.decay, s.tape.keys, s.tape.deltas) if s.tape else ())) for s in states]
+        out, left = self._run(list(inputs), counts, bounds, held, places)
+        return out, [CapturedLayer(window, [memory], first=1, tape=Tape(*tape)) for window, memory, *tape in left]
+
+    def _forward(
+        self,
+        inputs: list[mx.array],
+        counts: mx.array,
+        bounds: list[mx.array],
+        held: list[tuple[mx.array, ...]],
+        places: _Buffers,
+    ) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
+        x = self._before(*inputs)
+        counts, *bounds = (_on_device(array) for array in (counts, *bounds))
+        starts, ends = [each[:1] for each in bounds], [each[1:] for each in bounds]
+        states, buffers, left = iter(held), iter(places), []
+        for layer in self._layers:
+            if "linear_attn" in layer:
+                window, memory, *tape = next(states)
+                state = RecurrentState(window, memory, Tape(*tape) if tape else None)
+                x, kept = layer.recur_few(x, state, counts)
+                assert kept.tape is not None
+                left.append((kept.window, kept.memories[0], kept.tape.decay, kept.tape.keys, kept.tape.deltas))
+            else:
+                x = layer.attend_few(x, next(buffers), starts, ends)
+        return self._after(x), left
+
+
+def _on_device(array: mx.array) -> mx.array:
+    """A flat array with memory of the device: short ones lie on the host, and every kernel would wait for them anew."""
+    return mx.pad(array, (0, 3))[: array.shape[0]]

@@ -1,0 +1,108 @@
+"""Other runtimes in the same run: stock mlx-lm on the same checkpoint or shape. Knows how to drive them.
+
+mlx-vlm and llama.cpp have drafting of their own, but no way to drive them has been tried yet: they are named, not run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+
+from ..llm import LLM
+from .measure import Tally
+from .subject import Subject
+from .synthetic import BITS, GROUP, SyntheticModel
+
+__all__ = ["MlxLm", "mlx_lm_peers", "others"]
+
+
+@dataclass(frozen=True)
+class MlxLm:
+    """A model in stock mlx-lm, which decodes plainly."""
+
+    name: str
+    model: Any
+
+    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Tally:
+        """As `measure.decode` does, greedily."""
+        from mlx_lm.generate import generate_step
+
+        total = Tally()
+        for prompt in prompts:
+            begin = time.perf_counter()
+            steps: Iterator[Any] = generate_step(mx.array(list(prompt)), self.model, max_tokens=tokens)
+            next(steps)
+            first = time.perf_counter()
+            count = sum(1 for _ in steps)
+            total += Tally(count, time.perf_counter() - first, count, first - begin)
+        return total
+
+
+def mlx_lm_peers(subject: Subject) -> tuple[list[MlxLm], list[str]]:
+    """Stock mlx-lm on a subject's weights in our dtype, and as it loads them where that differs; and what is amiss.
+
+    Beside a synthetic model stands one of its shape.
+    """
+    dtype = subject.described["dtype"]
+    try:
+        if isinstance(subject.source, SyntheticModel):
+            return [MlxLm(f"mlx-lm {dtype}", _likewise(subject.source))], []
+        return _stock(subject.source, dtype), []
+    except (ImportError, ValueError, TypeError, OSError) as error:  # its versions differ in what they can load
+        return [], [f"mlx-lm: cannot load this model ({type(error).__name__}: {str(error).splitlines()[0]})"]
+
+
+def others() -> list[str]:
+    """A line for each runtime that is not measured, saying why."""
+    found = {
+        "mlx-vlm": importlib.util.find_spec("mlx_vlm") is not None,
+        "llama.cpp": shutil.which("llama-server") is not None or shutil.which("llama-cli") is not None,
+    }
+    states = {True: "installed, but not driven by this version", False: "not installed"}
+    return [f"{name}: {states[here]}" for name, here in found.items()]
+
+
+def _stock(llm: LLM, dtype: str) -> list[MlxLm]:
+    from mlx_lm.utils import load_model
+
+    folder = llm.checkpoint.folder
+    as_loaded, _ = load_model(folder)
+    own = str(llm.checkpoint.tensors["model.norm.weight"].dtype).removeprefix("mlx.core.")
+    if llm.checkpoint.quantised or own == dtype:
+        return [MlxLm(f"mlx-lm {own}", as_loaded)]
+    cast, _ = load_model(folder)
+    wanted = getattr(mx, dtype)
+    cast.update(tree_map(lambda x: x.astype(wanted) if mx.issubdtype(x.dtype, mx.floating) else x, cast.parameters()))
+    mx.eval(cast.parameters())
+    return [MlxLm(f"mlx-lm {dtype}", cast), MlxLm(f"mlx-lm {own}, as it loads", as_loaded)]
+
+
+def _likewise(built: SyntheticModel) -> Any:
+    """mlx-lm's own model of a synthetic one's shape, with random words of its own: what they are costs nothing."""
+    from mlx_lm.models.qwen3_5 import TextModel, TextModelArgs
+
+    module: Any = TextModel(TextModelArgs.from_dict(built.shape.config()))
+    nn.quantize(module, group_size=GROUP, bits=BITS)  # lazy: what is not evaluated before it is replaced costs nothing
+    weights = dict(tree_flatten(module.parameters()))
+    for name, tensor in weights.items():
+        if tensor.dtype == mx.uint32:
+            shape = (*tensor.shape[:-1], 2 * tensor.shape[-1])
+            weights[name] = mx.random.randint(0, 1 << 16, shape, dtype=mx.uint16).view(mx.uint32)
+        elif name.endswith((".scales", ".biases")):
+            step = 1 / math.sqrt(21.25 * tensor.shape[-1] * GROUP)  # 21.25: the variance of 0..15
+            weights[name] = mx.full(tensor.shape, step if name.endswith(".scales") else -7.5 * step, built.dtype)
+        elif not name.endswith("A_log"):
+            weights[name] = tensor.astype(built.dtype)
+        mx.eval(weights[name])
+    module.load_weights(list(weights.items()), strict=True)
+    module.eval()
+    return module
