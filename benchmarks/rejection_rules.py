@@ -58,7 +58,8 @@ def _compare(llm: Any, prompts: list[list[int]], depth: int, tokens: int, sampli
     from selfdraft import SamplingParams
     from selfdraft.engine import RULES, Engine, Request
     from selfdraft.engine.accept import rejection
-    from selfdraft.engine.cycle import Batch, Cycle, Drafts
+    from selfdraft.engine.batch import Batch
+    from selfdraft.engine.cycle import Cycle, Drafts
 
     emitted: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))  # by row
 

@@ -88,12 +88,21 @@ def choose_dtype(wanted: Dtype, *, quantised: bool) -> mx.Dtype | None:
     """The dtype of floating tensors, and so of activations; None keeps what the checkpoint stores.
 
     On a CPU quantised products are 6 to 10 times faster with fp32 activations, dense fp32 is faster than bf16 with
-    OpenBLAS, and dense bf16 is faster than fp32 with reference BLAS (docs/log.md has the figures).
+    OpenBLAS, and dense bf16 is faster than fp32 with reference BLAS (docs/log.md has the figures). Apple's M1 and M2
+    emulate bf16 and have fp16.
     """
     import mlx.core as mx
 
     if wanted != "auto":
         dtype: mx.Dtype = getattr(mx, wanted)
         return dtype
-    on_cpu = mx.default_device() == mx.cpu
-    return mx.float32 if on_cpu and (quantised or active_blas() == "openblas") else None
+    if mx.default_device() == mx.cpu:
+        return mx.float32 if quantised or active_blas() == "openblas" else None
+    return mx.float16 if _emulates_bfloat16() else None
+
+
+def _emulates_bfloat16() -> bool:
+    """M1 and M2, whose architectures Metal names applegpu_g13 and applegpu_g14."""
+    import mlx.core as mx
+
+    return str(mx.device_info().get("architecture", "")).startswith(("applegpu_g13", "applegpu_g14"))

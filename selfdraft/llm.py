@@ -19,6 +19,7 @@ from .kernels.self_check import used_kernels
 from .memory import free_memory
 from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
+from .models.draft_projection import draft_fewer
 from .models.loader import LoadedModel, build_model
 from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
 from .params import SamplingParams
@@ -98,6 +99,8 @@ class LLM:
         notes = list(checkpoint.notes)
         if reason:
             notes.append(f"plain decoding: {reason}")
+        always = tokenizer.special_ids.union(tokenizer.added.values())
+        loaded = draft_fewer(loaded, settings.draft_vocabulary, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, cycle=cycle)
@@ -347,4 +350,5 @@ def _with_head_if_sound(
         f"the separate head file drafts {acceptance:.0%} of the trunk's own tokens on fixed text, below "
         f"{LEAST_ACCEPTANCE:.0%}: it was not trained with this trunk, or its norms are stored in another convention"
     )
+    del loaded  # one model in memory at a time
     return build_model(checkpoint, with_head=False, dtype=dtype), reason

@@ -67,6 +67,9 @@ class Settings(StoredSettings):
             weights, and for dense ones with OpenBLAS.
         acceptance: rejection rule of unseeded sampling: block verification or token by token.
         prefill_chunk: prompt tokens of one forward.
+        draft_vocabulary: how many of the first ids the head may draft, beside all special tokens; 0 for all. Others are
+            emitted all the same, by corrections. Pays where the vocabulary is large for the model, in languages that
+            the first ids serve.
         session_cache_max_bytes: most bytes of warm prefixes in memory; 0 for none, None for a share of what is free.
         ssd_session_cache: whether warm prefixes are also kept on disk, or written there but not read.
         ssd_session_cache_dir: where; None for the user's cache folder.
@@ -81,6 +84,7 @@ class Settings(StoredSettings):
     dtype: Dtype = "auto"
     acceptance: Literal["block", "tokenwise"] = "block"
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
+    draft_vocabulary: int = Field(default=0, ge=0)
     session_cache_max_bytes: ByteSize | None = None
     ssd_session_cache: Literal["on", "write-only", "off"] = "on"
     ssd_session_cache_dir: Path | None = None

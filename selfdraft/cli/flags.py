@@ -87,7 +87,7 @@ class EngineFlags:
         flag(
             "--dtype",
             "Of dense weights: bfloat16, float16, float32, or auto: as stored, but float32 on a CPU with OpenBLAS, "
-            "where it is faster. Default: $SELFDRAFT_DTYPE, else auto.",
+            "where it is faster, and float16 on M1 and M2. Default: $SELFDRAFT_DTYPE, else auto.",
             _ENGINE,
             "TYPE",
         ),
@@ -119,6 +119,17 @@ class EngineFlags:
             "Prompt tokens of one forward pass, 1 to 65536. Default: $SELFDRAFT_PREFILL_CHUNK, else 4096.",
             _ENGINE,
             "TOKENS",
+            whole,
+        ),
+    ] = None
+    draft_vocabulary: Annotated[
+        int | None,
+        flag(
+            "--draft-vocabulary",
+            "How many of the first ids the head may draft, beside all special tokens; 0 for all. "
+            "Default: $SELFDRAFT_DRAFT_VOCABULARY, else 0.",
+            _ENGINE,
+            "IDS",
             whole,
         ),
     ] = None

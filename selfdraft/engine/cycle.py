@@ -7,93 +7,32 @@ device verifies. The trunk runs once, in `verify`; nothing here can run it again
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
 from ..errors import NonFiniteLogits
 from ..kernels.portable import backend
-from ..kernels.small_arrays import fresh, numbers, read, readable
-from ..models.base import Model
+from ..kernels.small_arrays import numbers, read, readable
+from ..models.base import Model, runs_ahead
 from ..params import SamplingParams
-from ..state import Captured, RecurrentState
+from ..state import Captured
 from . import noise
 from .accept import RejectionRule, at, coupled, rejection
-from .constraint import Allowed, allowed_tokens, dead_end
+from .ahead import Place, Unread, may_draft_ahead
+from .batch import Batch
+from .constraint import Allowed, dead_end
 from .row import Pending, Row, TokenScores
 from .sampling import Chain
+from .scores import drawable_positions, finite_positions, raw_scores, read_scores
 
-__all__ = ["Batch", "Cycle", "Decision", "Drafts", "Flight", "Outcome", "Verified"]
+__all__ = ["Choose", "Cycle", "Decision", "Drafts", "Flight", "Outcome", "Verified", "emit"]
+
+Choose = Callable[[], list[int]]
 
 # A row that decodes at depth 0 for now lets the pairs its head has not seen pile up to this many.
 HISTORY_BACKLOG = 64
-
-
-class Batch:
-    """Rows of one cycle, their depths, and the noise and filters they sample with.
-
-    Args:
-        unread: tokens [B, 1] of the cycle before, when the host has not read them yet; else None.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        depths: Sequence[int],
-        chain: Chain,
-        vocab_size: int,
-        unread: mx.array | None = None,
-    ) -> None:
-        self.rows = list(rows)
-        self.states = [row.state for row in rows]
-        self.depths = list(depths)
-        self.depth = max(depths)
-        self.chain = chain
-        self.emitted = [len(row.emitted) for row in rows]
-        self.histories = [row.history for row in rows]
-        self.unread = unread
-        self.counters = [row.counter + (unread is not None) for row in rows]
-        self.noise = self._noise(vocab_size)
-        self.constraints = [row.request.constraint for row in rows]
-        self.constrained = any(constraint is not None for constraint in self.constraints)
-        self._vocab_size = vocab_size
-
-    @property
-    def last(self) -> mx.array:
-        """The newest token of every row, [B, 1]."""
-        return fresh([row.last for row in self.rows], mx.uint32)[:, None] if self.unread is None else self.unread
-
-    @property
-    def streams(self) -> list[noise.Stream]:
-        """Where each row's noise comes from."""
-        return [row.stream for row in self.rows]
-
-    def _noise(self, vocab_size: int) -> mx.array | None:
-        """Gumbel noise [B, K+1, V], 0 for greedy rows; None when all are greedy."""
-        if all(self.chain.greedy):
-            return None
-        drawn = noise.gumbel(self.streams, self.counters, self.depth + 1, vocab_size)
-        if any(self.chain.greedy):
-            greedy = numbers(tuple(int(each) for each in self.chain.greedy))
-            drawn = mx.where(greedy[:, None, None] > 0, 0, drawn)
-        return drawn
-
-    def allowed(self, drafts: mx.array | None = None) -> Allowed | None:
-        """What rows may emit first, or at K+1 positions along drafts [B, K]; None when no row has a constraint."""
-        if not self.constrained:
-            return None
-        proposed: Any = [[]] * len(self.rows) if drafts is None else drafts.tolist()
-        own = [tokens[:depth] for tokens, depth in zip(proposed, self.depths, strict=True)]
-        positions = 1 if drafts is None else drafts.shape[1] + 1
-        return allowed_tokens(self.constraints, own, positions, self._vocab_size)
-
-    def choose(self, z: mx.array, position: int | None = None) -> mx.array:
-        """Draw from softmax(z): argmax(z + noise). z is [B, V] at one position, or [B, K+1, V] at all."""
-        if self.noise is not None:
-            z = z + (self.noise if position is None else self.noise[:, position])
-        return mx.argmax(z, axis=-1)
 
 
 @dataclass(frozen=True)
@@ -141,17 +80,11 @@ class Decision:
 
 @dataclass
 class Flight:
-    """A cycle on its way: built, not yet read.
-
-    Attributes:
-        before: the recurrent states it started from (see `RowState.recurrence`), once the rows' states were moved behind
-            it unread.
-    """
+    """A cycle on its way: built, not yet read."""
 
     batch: Batch
     verified: Verified
     decision: Decision
-    before: list[tuple[list[RecurrentState], int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -177,22 +110,28 @@ class Cycle:
         self._chain_key: list[tuple[SamplingParams, frozenset[int]]] = []
         self._chain: Chain | None = None
         self._ahead: Flight | None = None
+        self._asked: tuple[list[Row], list[int]] | None = None
         # Where kernels are compiled for each width, the head's pairs are always as many as a row could have accepted.
         self._wide = backend() is not None
         self.synchronisations = 0
 
-    def run(self, rows: Sequence[Row], depths: Sequence[int], *, look_ahead: bool = False) -> None:
-        """Advance rows by one cycle; depths[i] drafts for row i.
+    def run(self, rows: Sequence[Row], choose: Choose, *, look_ahead: bool = False) -> list[int]:
+        """Advance rows by one cycle.
 
         Args:
+            choose: gives the depth of each row for the next cycle that is started.
             look_ahead: whether the same rows are to be advanced again after this, as far as is known.
+
+        Returns:
+            The depths of the cycle.
         """
-        flight = self._take_ahead(rows) or self.launch(rows, depths)
+        flight = self._take_ahead(rows) or self.launch(rows, self._take_depths(rows, choose))
         for row in rows:
             row.statistics.trunk_forwards += 1
         if look_ahead:
-            self._ahead = self._launch_ahead(flight)
+            self._ahead = self._launch_ahead(flight, choose)
         self.commit(flight, self.read(flight))
+        return flight.batch.depths
 
     @property
     def rows_ahead(self) -> list[Row]:
@@ -204,14 +143,14 @@ class Cycle:
         if row in self.rows_ahead:
             self._ahead = None
 
-    def launch(self, rows: Sequence[Row], depths: Sequence[int], unread: mx.array | None = None) -> Flight:
+    def launch(self, rows: Sequence[Row], depths: Sequence[int], unread: Unread | None = None) -> Flight:
         """Build a cycle: everything up to what the host has to know."""
         batch = self.batch(rows, depths, unread)
         drafts = self.draft(batch)
         verified = self.verify(batch, drafts)
         return Flight(batch, verified, self.accept(batch, drafts, verified))
 
-    def batch(self, rows: Sequence[Row], depths: Sequence[int], unread: mx.array | None = None) -> Batch:
+    def batch(self, rows: Sequence[Row], depths: Sequence[int], unread: Unread | None = None) -> Batch:
         """Put rows together; the chain is built again only when what it is made of changed."""
         key = [(row.params, row.stop_ids) for row in rows]
         if self._chain is None or key != self._chain_key:
@@ -222,44 +161,56 @@ class Cycle:
     def draft(self, batch: Batch) -> Drafts:
         """K drafts a row, each seeing the one before it; rows of depth 0 are left out."""
         drafting = [index for index, depth in enumerate(batch.depths) if depth > 0]
-        self._catch_up(batch)
+        if batch.unread is None:
+            self._catch_up(batch)
         if not drafting:
             return Drafts(mx.zeros((len(batch.rows), 0), dtype=mx.uint32), None, None)
         rows = [batch.rows[index] for index in drafting]
         states = [row.state for row in rows]
-        hidden = self.commit_history(rows)
+        hidden = self.commit_history(rows, batch.unread)
         mx.async_eval(hidden)  # the head runs while the host builds on, and asks what may come first
         first = batch.allowed()
 
         tokens, filtered, finite = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
         for step in range(batch.depth):
-            logits = _spread(self._model.logits(hidden), drafting, len(batch.rows))
+            # What may be drafted and what is allowed could have nothing in common.
+            project = self._model.draft_logits if step or first is None else self._model.logits
+            logits = _spread(project(hidden), drafting, len(batch.rows))
             z = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)[:, 0]
             drafted = batch.choose(z, step)[:, None]
             tokens = mx.concatenate([tokens, drafted], axis=1)
             filtered.append(z)
-            finite.append(finite_positions(logits)[:, 0])
+            finite.append(drawable_positions(logits)[:, 0])
             if step + 1 < batch.depth:
                 # Drafted entries go behind the committed ones; the next commit_history overwrites them.
                 offsets = [state.head_length + step for state in states]
                 own = drafted if len(drafting) == len(batch.rows) else drafted[numbers(tuple(drafting))]
-                hidden = self._model.draft(own, hidden, states, offsets)
+                hidden = self._model.draft(own, hidden, states, offsets, **batch.unread_lengths)
             mx.async_eval(tokens)  # the device drafts while the host builds what comes behind
         return Drafts(tokens, mx.stack(filtered, axis=1), mx.stack(finite, axis=1))
 
-    def commit_history(self, rows: Sequence[Row]) -> mx.array:
+    def commit_history(self, rows: Sequence[Row], unread: Unread | None = None) -> mx.array:
         """Give the head the true pairs of what was emitted since it last ran, in one wide pass.
+
+        Args:
+            unread: of the cycle that emitted it, if the host has not read that; its pairs are counted once it has.
 
         Returns:
             The head's output at each row's newest pair, [B, 1, H]: the first draft comes from it.
         """
+        states = [row.state for row in rows]
+        if unread is not None:
+            assert unread.hidden is not None
+            assert unread.tokens is not None
+            assert unread.counts is not None
+            out = self._model.draft(unread.tokens, unread.hidden, states, [state.head_length for state in states])
+            return at(out, unread.counts - 1)[:, None]
         pending = [row.pending for row in rows if row.pending]
         assert len(pending) == len(rows)
         counts = [len(pairs.tokens) for pairs in pending]
         width = max(pairs.hidden.shape[0] for pairs in pending) if self._wide else max(counts)
         padded = [pairs.padded(width) for pairs in pending]
-        hidden, tokens = (mx.stack(arrays) for arrays in zip(*padded, strict=True))
-        states = [row.state for row in rows]
+        hidden, tokens = (mx.stack(list(arrays)) for arrays in zip(*padded, strict=True))
         out = self._model.draft(tokens, hidden, states, [state.head_length for state in states])
         for row, count in zip(rows, counts, strict=True):
             row.state.head_length += count
@@ -269,14 +220,14 @@ class Cycle:
     def verify(self, batch: Batch, drafts: Drafts) -> Verified:
         """One trunk forward on the last token and the drafts."""
         tokens = mx.concatenate([batch.last, drafts.tokens], axis=1)
-        hidden, captured = self._model.forward(tokens, batch.states, keep_steps=True)
+        hidden, captured = self._model.forward(tokens, batch.states, keep_steps=True, **batch.unread_lengths)
         logits = self._model.logits(hidden)
         mx.async_eval(logits)  # and verifies while acceptance is built
         return Verified(hidden, logits, captured)
 
     def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Decision:
         """Decide what stays of the drafts, and the token after."""
-        before = drafts.tokens if batch.unread is None else batch.unread
+        before = drafts.tokens if batch.unread is None or batch.depth else batch.unread.last
         allowed = self._allowed(batch, drafts)
         z = batch.chain(verified.logits, batch.emitted, batch.histories, before, allowed)
         accepted, following = self._decide(batch, drafts, z)
@@ -329,40 +280,65 @@ class Cycle:
                 self._remember(row, Pending(verified.hidden[index], kept, flight.decision.tokens[index]))
             if outcome.scores and row.params.logprobs is not None:
                 row.scores += [score.best(row.params.logprobs) for score in outcome.scores[index][: len(kept)]]
-        if flight.before is None:
-            verified.captured.commit(batch.states, kept_counts)
-        else:
-            self._step_back(flight, kept_counts)
+        verified.captured.commit(batch.states, kept_counts)
 
-    def _launch_ahead(self, flight: Flight) -> Flight | None:
-        """Start the next cycle of rows that never draft before this one is read, so that the device does not idle.
+    def _launch_ahead(self, flight: Flight, choose: Choose) -> Flight | None:
+        """Start the next cycle before this one is read, so that the device does not idle.
 
-        Such a cycle forwards one token, whatever it is, and the next needs nothing else from it. When a row ends on
-        that token, the cycle started here is dropped: a forward wasted, never one repeated. A constraint must see the
-        token first: its row waits.
+        Rows that never draft emit one token, whatever it is. Where some draft, what they emit stays on the device, if
+        the model takes it from there. When a row ends, the cycle started here is dropped: a forward wasted, never one
+        repeated. A constraint must see the tokens first: its row waits.
         """
         batch = flight.batch
-        if batch.constrained or any(row.drafts or row.remaining < 2 for row in batch.rows):
+        if batch.constrained:
             return None
+        if any(row.drafts for row in batch.rows):
+            if not runs_ahead(self._model, batch.states, batch.depth + 1):
+                return None
+            self._asked = batch.rows, choose()
+            if not may_draft_ahead(batch.rows, batch.depths, self._asked[1]):
+                return None
+            depths = self._take_depths(batch.rows, choose)
+        elif any(row.remaining < 2 for row in batch.rows):
+            return None
+        else:
+            depths = batch.depths
         mx.async_eval(*flight.decision.arrays)
-        flight.before = [state.recurrence for state in batch.states]
-        flight.verified.captured.commit(batch.states, [1] * len(batch.rows))
-        ahead = self.launch(batch.rows, batch.depths, unread=flight.decision.tokens)
+        places = [Place.of(state) for state in batch.states]
+        ahead = self.launch(batch.rows, depths, self._leave_unread(flight))
         mx.async_eval(*ahead.decision.arrays)
+        for place in places:
+            place.put_back()
         return ahead
 
-    def _step_back(self, flight: Flight, kept_counts: list[int]) -> None:
-        """Undo an early move for rows whose token was not emitted: a stop string began with it, or it was no number."""
-        assert flight.before is not None
-        for state, recurrent, kept in zip(flight.batch.states, flight.before, kept_counts, strict=True):
-            if kept == 0:
-                state.recurrence = recurrent
-                state.length -= 1
+    def _take_depths(self, rows: Sequence[Row], choose: Choose) -> list[int]:
+        """Those that were asked for a cycle that could not be started early, or new ones."""
+        asked, self._asked = self._asked, None
+        if asked is None or asked[0] != list(rows):
+            return choose()
+        return [max(min(depth, row.remaining - 1), 0) for row, depth in zip(rows, asked[1], strict=True)]
+
+    def _leave_unread(self, flight: Flight) -> Unread:
+        """Move the states behind a cycle that is not read, and say what it leaves."""
+        batch, decision, captured = flight.batch, flight.decision, flight.verified.captured
+        if batch.depth == 0:
+            captured.commit(batch.states, [1] * len(batch.rows))
+            return Unread(decision.tokens, draws=1)
+        counts = decision.accepted.astype(mx.int32) + 1
+        captured.commit_on_device(batch.states, counts)
+        most = batch.depth + 1
+        last = at(decision.tokens, decision.accepted)[:, None]
+        return Unread(last, most, counts, most, flight.verified.hidden, decision.tokens)
 
     def _take_ahead(self, rows: Sequence[Row]) -> Flight | None:
         """The cycle that was started early, if there is one."""
         ahead, self._ahead = self._ahead, None
         assert ahead is None or ahead.batch.rows == list(rows), "a cycle that was started early is run next or dropped"
+        if ahead and ahead.batch.shift is not None:  # the head saw the pairs that the host knows of only now
+            for row in rows:
+                assert row.pending is not None
+                row.state.head_length += len(row.pending.tokens)
+                row.pending = None
         return ahead
 
     def _catch_up(self, batch: Batch) -> None:
@@ -392,7 +368,7 @@ class Cycle:
         by_ratio = None
         if not all(is_coupled):
             assert batch.noise is not None
-            uniforms = noise.uniform(batch.streams, batch.counters, batch.depth)
+            uniforms = noise.uniform(batch.streams, batch.counters, batch.depth, batch.counter_shift)
             p = mx.softmax(z, axis=-1)
             q = p[:, :0] if drafts.z is None else mx.softmax(drafts.z, axis=-1)
             # Noise of position K: no draft was drawn with it.
@@ -446,48 +422,6 @@ def emit(row: Row, tokens: list[int]) -> list[int]:
     if row.finish_reason is None and row.remaining <= 0:
         row.finish_reason = "length"
     return kept
-
-
-def raw_scores(logits: mx.array, tokens: mx.array, rows: Sequence[Row]) -> tuple[mx.array, ...]:
-    """Raw log-probabilities of tokens [B, P] under logits [B, P, V], and the most likely ones; () if nobody asks."""
-    wanted = [row.params.logprobs for row in rows if row.params.logprobs is not None]
-    return log_softmax_at(logits, tokens, max(wanted)) if wanted else ()
-
-
-def log_softmax_at(logits: mx.array, tokens: mx.array, top: int) -> tuple[mx.array, ...]:
-    """Log-probabilities of tokens [B, P] under logits [B, P, V]; with top > 0 also the most likely ids and theirs."""
-    raw = logits.astype(mx.float32)
-    logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
-    chosen = mx.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
-    count = min(top, logits.shape[-1])
-    if count == 0:
-        return (chosen,)
-    best = mx.argpartition(-logprobs, kth=count - 1, axis=-1)[..., :count]
-    values = mx.take_along_axis(logprobs, best, axis=-1)
-    order = mx.argsort(-values, axis=-1)
-    return chosen, mx.take_along_axis(best, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
-
-
-def read_scores(tokens: mx.array, scores: tuple[mx.array, ...]) -> list[list[TokenScores]] | None:
-    """Evaluated tokens [B, P] and their `raw_scores` as objects, [B][P]."""
-    if not scores:
-        return None
-    names: Any = tokens.tolist()
-    chosen: Any = scores[0].tolist()
-    ids: Any = scores[1].tolist() if len(scores) > 1 else None
-    values: Any = scores[2].tolist() if len(scores) > 2 else None
-    return [
-        [
-            TokenScores(names[b][i], logprob, list(zip(ids[b][i], values[b][i], strict=True)) if ids else [])
-            for i, logprob in enumerate(row)
-        ]
-        for b, row in enumerate(chosen)
-    ]
-
-
-def finite_positions(logits: mx.array) -> mx.array:
-    """Whether all logits of a position are finite: [B, P, V] -> [B, P]. One that is not makes their sum so."""
-    return mx.isfinite(logits.astype(mx.float32).sum(axis=-1))
 
 
 def _spread(x: mx.array, drafting: list[int], rows: int) -> mx.array:

@@ -168,10 +168,12 @@ class Engine:
             raise row.error
 
     def _cycle(self, rows: list[Row]) -> None:
-        depths = [max(min(row.policy.choose(len(rows)), row.remaining - 1), 0) for row in rows]
+        def choose() -> list[int]:
+            return [max(min(row.policy.choose(len(rows)), row.remaining - 1), 0) for row in rows]
+
         # A cycle that was started early is timed from the end of the one before: what the caller did meanwhile counts.
         begin = self._last_read if self.cycle.rows_ahead else time.perf_counter()
-        self.cycle.run(rows, depths, look_ahead=len(rows) == len(self._running))
+        depths = self.cycle.run(rows, choose, look_ahead=len(rows) == len(self._running))
         self._last_read = time.perf_counter()
         seconds = self._last_read - begin
         if any(row.drafts for row in rows):  # rows that never draft run ahead: no measure for one that does

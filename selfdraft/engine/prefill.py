@@ -15,8 +15,9 @@ import numpy as np
 from ..errors import NonFiniteLogits
 from ..models.base import Model
 from .constraint import dead_end
-from .cycle import Cycle, emit, finite_positions, log_softmax_at, raw_scores, read_scores
+from .cycle import Cycle, emit
 from .row import Pending, Row
+from .scores import finite_positions, log_softmax_at, raw_scores, read_scores
 from .session import Boundary, Cut
 
 __all__ = ["SCORED_TOGETHER", "Prefill"]

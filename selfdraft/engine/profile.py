@@ -13,7 +13,9 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 
-from .cycle import Batch, Cycle, Decision, Drafts, Flight, Outcome, Verified
+from .ahead import Unread
+from .batch import Batch
+from .cycle import Choose, Cycle, Decision, Drafts, Flight, Outcome, Verified
 from .row import Row
 
 __all__ = ["ProfiledCycle"]
@@ -34,12 +36,13 @@ class ProfiledCycle(Cycle):
         self.seconds = dict.fromkeys(("head history", "draft", "verify", "accept", "commit", "host"), 0.0)
         self.cycles = 0
 
-    def run(self, rows: Sequence[Row], depths: Sequence[int], *, look_ahead: bool = False) -> None:
+    def run(self, rows: Sequence[Row], choose: Choose, *, look_ahead: bool = False) -> list[int]:
         """Never looks ahead: a cycle inside another one's time would spoil both."""
         staged = sum(self.seconds.values())
-        _, whole = _timed(lambda: super(ProfiledCycle, self).run(rows, depths))
+        depths, whole = _timed(lambda: super(ProfiledCycle, self).run(rows, choose))
         self.seconds["host"] += whole - (sum(self.seconds.values()) - staged)
         self.cycles += 1
+        return depths
 
     def draft(self, batch: Batch) -> Drafts:
         before = self.seconds["head history"]
@@ -47,7 +50,7 @@ class ProfiledCycle(Cycle):
         self.seconds["draft"] += spent - (self.seconds["head history"] - before)
         return drafts
 
-    def commit_history(self, rows: Sequence[Row]) -> mx.array:
+    def commit_history(self, rows: Sequence[Row], unread: Unread | None = None) -> mx.array:
         return self._stage("head history", lambda: super(ProfiledCycle, self).commit_history(rows), lambda h: (h,))
 
     def verify(self, batch: Batch, drafts: Drafts) -> Verified:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm.models.activations import precise_swiglu
 from mlx_lm.models.gated_delta import compute_g, normalize_qk
 
@@ -32,7 +32,7 @@ KERNEL = Kernel(
     "gated_delta_mixer",
     (
         *("projected", "window", "conv_weight", "a_log", "dt_bias", "norm_weight"),
-        *("state", "tape_decay", "tape_keys", "tape_deltas", "accepted"),
+        *("state", "tape_decay", "tape_keys", "tape_deltas", "accepted", "eps"),
     ),
     ("out", "window_now", "state_now", "decay", "keys", "deltas"),
 )
@@ -124,16 +124,16 @@ def gated_delta_mixer(
         ValueError: an array is not as described (see `fits`).
         RuntimeError: there is no GPU.
     """
-    numbers = (key_heads, value_heads, key_dim, value_dim, eps)
+    numbers = (key_heads, value_heads, key_dim, value_dim)
     shapes = (projected.shape, window.shape, conv_weight.shape, state.shape, tape.keys.shape if tape else None)
     key = (shapes, numbers, projected.dtype, a_log.dtype, dt_bias.dtype, norm_weight.dtype)
     old = (tape.decay, tape.keys, tape.deltas) if tape else (state, projected, state)  # those are not looked at
-    inputs = [projected, window, conv_weight, a_log, dt_bias, norm_weight, state, *old, accepted]
+    inputs = [projected, window, conv_weight, a_log, dt_bias, norm_weight, state, *old, accepted, _number(eps)]
     call = _CALLS.get(key)
     if call is None:
         sizes = _Sizes(key_heads, value_heads, key_dim, value_dim)
         _check(inputs, tape, sizes)
-        launch = _launch(inputs, tape.steps if tape else 0, sizes, eps)
+        launch = _launch(inputs, tape.steps if tape else 0, sizes)
         call = _CALLS[key] = KERNEL.prepared(launch, [x.dtype for x in inputs])
     out, window_now, state_now, decay, keys, deltas = call(inputs=inputs)
     return out, window_now, state_now, Tape(decay, keys, deltas)
@@ -178,7 +178,7 @@ def gated_delta_mixer_reference(
 
 def _check(inputs: Sequence[mx.array], tape: Tape | None, sizes: _Sizes) -> None:
     """That the kernel takes them, and will not read past an array."""
-    projected, window, conv_weight, a_log, dt_bias, norm_weight, state, *_, accepted = inputs
+    projected, window, conv_weight, a_log, dt_bias, norm_weight, state, *_, accepted, _ = inputs
     heads = vars(sizes)
     if not fits(projected, conv_weight, tape, **heads):
         given = f"{projected.dtype} {projected.shape}, taps {conv_weight.dtype} {conv_weight.shape}"
@@ -205,22 +205,34 @@ def _check(inputs: Sequence[mx.array], tape: Tape | None, sizes: _Sizes) -> None
             raise ValueError(f"{name} is {x.dtype} {x.shape}; {shape} of {' or '.join(map(str, dtypes))} is needed")
 
 
-def _tape_size(held: int) -> int:
-    return next(size for size in (0, 4, MOST_STEPS) if size >= held)  # else each would be compiled anew
+@lru_cache
+def _number(value: float) -> mx.array:
+    array = mx.array([value], mx.float32)
+    mx.eval(array)
+    return array
+
+
+def _room(steps: int, held: int) -> tuple[int, int]:
+    """Steps, and steps of the tape, that there is room for; each pair is compiled anew, and more takes more registers."""
+    if backend() == "metal":  # which has less memory of a threadgroup, and compiles quickly
+        return steps, next(size for size in (4, MOST_STEPS) if size >= held)
+    most = 8 if max(steps, held) <= 8 else MOST_STEPS
+    return most, most
 
 
 def _shared_bytes(sizes: _Sizes, steps: int, held: int) -> int:
     """Of a threadgroup: q, k, v; the tape, and y in its place; sums of squares, gates, decays."""
-    tape, key_dim, value_dim = _tape_size(held), sizes.key_dim, sizes.value_dim
+    (steps, tape), key_dim, value_dim = _room(steps, held), sizes.key_dim, sizes.value_dim
     later = max(tape * (key_dim + value_dim), steps * value_dim)
-    return 4 * (steps * (2 * key_dim + value_dim) + later + steps * (key_dim // 16 + 2) + max(tape, 1))
+    return 4 * (steps * (2 * key_dim + value_dim) + later + steps * (key_dim // 16 + 2) + tape)
 
 
-def _launch(inputs: Sequence[mx.array], held: int, sizes: _Sizes, eps: float) -> Launch:
+def _launch(inputs: Sequence[mx.array], held: int, sizes: _Sizes) -> Launch:
     """A threadgroup for every value head of a row, a simdgroup for every 8 rows of its state."""
     projected, _, conv_weight, _, dt_bias, norm_weight, state, *_ = inputs
     batch, steps, _ = projected.shape
     dtype, taps = projected.dtype, conv_weight.shape[1]
+    most_steps, most_tape = _room(steps, held)
 
     def with_ours(other: mx.Dtype) -> mx.Dtype:
         return dtype if other == dtype else mx.float32
@@ -229,14 +241,11 @@ def _launch(inputs: Sequence[mx.array], held: int, sizes: _Sizes, eps: float) ->
         "T": dtype,
         "GATE": with_ours(dt_bias.dtype),
         "NORM": with_ours(norm_weight.dtype),
-        "STEPS": steps,
-        "TAPE": _tape_size(held),
-        "HK": sizes.key_heads,
-        "HV": sizes.value_heads,
+        "MOST_STEPS": most_steps,
+        "MOST_TAPE": most_tape,
         "DK": sizes.key_dim,
         "DV": sizes.value_dim,
         "TAPS": taps,
-        "EPS": int(np.float32(eps).view(np.int32)),
     }
     value_shape = (batch, steps, sizes.value_heads, sizes.value_dim)
     return Launch(
@@ -261,7 +270,7 @@ def _error() -> float:
     sizes = _Sizes(key_heads=1, value_heads=2, key_dim=128, value_dim=128)
     keys = iter(mx.random.split(mx.random.key(0), 12))
 
-    def normal(*shape: int, dtype: mx.Dtype = mx.float16, scale: float = 1) -> mx.array:
+    def normal(*shape: int, dtype: mx.Dtype = mx.bfloat16, scale: float = 1) -> mx.array:
         return (scale * mx.random.normal(shape, key=next(keys))).astype(dtype)
 
     tape = Tape(
@@ -290,4 +299,4 @@ def _arrays(result: tuple[mx.array, mx.array, mx.array, Tape]) -> list[mx.array]
     return [out, window, state, tape.decay, tape.keys, tape.deltas]
 
 
-CHECK = SelfCheck("gated_delta_mixer", _error, most=2e-2)  # in fp16: roundings of q, k, v may fall otherwise
+CHECK = SelfCheck("gated_delta_mixer", _error, most=3e-2)  # in bf16: roundings of q, k, v may fall otherwise

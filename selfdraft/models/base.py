@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from ..state import Captured, RowState
 
-__all__ = ["Architecture", "Model", "architecture", "model_types", "register"]
+__all__ = ["Architecture", "Model", "architecture", "model_types", "register", "runs_ahead"]
 
 
 class Model(Protocol):
@@ -39,7 +39,9 @@ class Model(Protocol):
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
         """Run the trunk on tokens [B, T], one row of state each, written behind row.length.
 
-        Lengths and recurrent states move only when the returned `Captured` is committed.
+        Lengths and recurrent states move only when the returned `Captured` is committed. A model that `runs_ahead`
+        takes two arguments more, here and in `draft`: `shift`, int32 [B], which is added to the lengths or offsets on
+        the device, and `most`, the largest it can be.
 
         Args:
             keep_steps: keep what is needed to commit any prefix (verify), or only all T tokens (prefill).
@@ -50,6 +52,17 @@ class Model(Protocol):
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Output projection: [B, T, H] -> [B, T, V] in the model's dtype. Trunk and head share it."""
+
+    def draft_only(self, tokens: Sequence[int] | None) -> int:
+        """From now on draft no other tokens than these, in order; None lifts that.
+
+        Returns:
+            Bytes held for it.
+        """
+
+    def draft_logits(self, hidden: mx.array) -> mx.array:
+        """Output projection of the head's output for drafts, [B, T, H] -> [B, T, V]: `logits`, but -inf for tokens that
+        are not drafted (see `draft_only`)."""
 
     def draft(self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]) -> mx.array:
         """Run the head on pairs (hidden, token), written to its history at `offsets`.
@@ -62,6 +75,12 @@ class Model(Protocol):
         Returns:
             The head's normed output [B, W, H]; `logits` of it is the law of t_{i+1}.
         """
+
+
+def runs_ahead(model: Model, rows: Sequence[RowState], tokens: int) -> bool:
+    """Whether a model takes lengths that are known on the device alone, for forwards of this size."""
+    able: Callable[[Sequence[RowState], int], bool] | None = getattr(model, "runs_ahead", None)
+    return able is not None and able(rows, tokens)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from ..kernels.gated_delta_tape import Tape
 from ..kernels.portable import backend
@@ -37,15 +38,15 @@ class FewTokens:
         self._run: Callable[..., Any] = mx.compile(self._forward) if backend() else self._forward
         self._fitting: dict[tuple[int, int, int, mx.Dtype], bool] = {}
 
-    def fits(self, tokens: mx.array, states: Sequence[RecurrentState], dtype: mx.Dtype) -> bool:
-        """Whether kernels take [B, T] tokens behind such states, of all recurrent layers."""
-        tape = states[0].tape if states else None
-        key = (*tokens.shape, tape.steps if tape else 0, dtype)
+    def fits(self, shape: tuple[int, ...], states: Sequence[RecurrentState], dtype: mx.Dtype) -> bool:
+        """Whether kernels take tokens of a shape [B, T] behind such states, of all recurrent layers."""
+        tape, (rows, tokens) = states[0].tape if states else None, shape
+        key = rows, tokens, tape.steps if tape else 0, dtype
         if key not in self._fitting:
-            self._fitting[key] = all(
-                layer.linear_attn.few_fits(*tokens.shape, tape, dtype)
+            self._fitting[key] = _of_one_dtype(self._layers, dtype) and all(
+                layer.linear_attn.few_fits(rows, tokens, tape, dtype)
                 if "linear_attn" in layer
-                else layer.self_attn.few_fits(*tokens.shape, dtype)
+                else layer.self_attn.few_fits(rows, tokens, dtype)
                 for layer in self._layers
             )
         return self._fitting[key]
@@ -58,6 +59,8 @@ class FewTokens:
         offsets: Sequence[int],
         tokens: int,
         dtype: mx.Dtype,
+        shift: mx.array | None = None,
+        most: int = 0,
     ) -> tuple[mx.array, list[CapturedLayer]]:
         """The layers' output, after `after`, and what the recurrent ones leave.
 
@@ -66,30 +69,41 @@ class FewTokens:
             states: of the recurrent layers. buffers: of the attention layers, one a row each.
             offsets: where each row's new tokens go.
             tokens, dtype: T, and that of keys and values.
+            shift, most: see `Model.forward`.
         """
         places = []
         for layer, rows in zip((x for x in self._layers if "linear_attn" not in x), buffers, strict=True):
             args = layer.self_attn.args
             size = args.kv_heads, args.head_dim, dtype
-            places.append([row.writable(at + tokens, *size) for row, at in zip(rows, offsets, strict=True)])
-        bounds = [fresh([at, at + tokens]) for at in offsets]
-        counts = states[0].counts if states else bounds[0]
+            places.append([row.writable(at + most + tokens, *size) for row, at in zip(rows, offsets, strict=True)])
+        starts = fresh(list(offsets))
+        if shift is not None:
+            starts = starts + shift
+        counts = states[0].counts if states else starts
         held = [(s.inputs, s.base, *((s.tape.decay, s.tape.keys, s.tape.deltas) if s.tape else ())) for s in states]
-        out, left = self._run(list(inputs), counts, bounds, held, places)
+        out, left = self._run(list(inputs), counts, starts, held, places, tokens)
+        if not states:  # nobody may ever want what a head puts out, but what it wrote: that comes with the buffers
+            for rows, written in zip(buffers, places, strict=True):
+                for row, pair in zip(rows, written, strict=True):
+                    row.keys, row.values = mx.depends(list(pair), [out])
         return out, [CapturedLayer(window, [memory], first=1, tape=Tape(*tape)) for window, memory, *tape in left]
 
     def _forward(
         self,
         inputs: list[mx.array],
         counts: mx.array,
-        bounds: list[mx.array],
+        starts: mx.array,
         held: list[tuple[mx.array, ...]],
         places: _Buffers,
+        tokens: int,
     ) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
         x = self._before(*inputs)
-        counts, *bounds = (_on_device(array) for array in (counts, *bounds))
-        starts, ends = [each[:1] for each in bounds], [each[1:] for each in bounds]
-        states, buffers, left = iter(held), iter(places), []
+        rows = starts.shape[0]
+        counts, starts = _on_device(counts)[:rows], _on_device(starts)
+        ends = starts + tokens
+        begins, stops = ([each[row : row + 1] for row in range(rows)] for each in (starts, ends))
+        states, buffers = iter(held), iter(places)
+        left: list[tuple[mx.array, ...]] = []
         for layer in self._layers:
             if "linear_attn" in layer:
                 window, memory, *tape = next(states)
@@ -98,10 +112,17 @@ class FewTokens:
                 assert kept.tape is not None
                 left.append((kept.window, kept.memories[0], kept.tape.decay, kept.tape.keys, kept.tape.deltas))
             else:
-                x = layer.attend_few(x, next(buffers), starts, ends)
+                x = layer.attend_few(x, next(buffers), begins, stops)
         return self._after(x), left
+
+
+def _of_one_dtype(layers: Sequence[Any], dtype: mx.Dtype) -> bool:
+    """Whether activations keep a dtype through the layers: a kernel takes no other beside it, but where it says so."""
+    named: list[Any] = [each for layer in layers for each in tree_flatten(layer.parameters())]
+    decisive = [x.dtype for name, x in named if not name.endswith(("A_log", "dt_bias", "linear_attn.norm.weight"))]
+    return all(each == dtype for each in decisive if mx.issubdtype(each, mx.floating))
 
 
 def _on_device(array: mx.array) -> mx.array:
     """A flat array with memory of the device: short ones lie on the host, and every kernel would wait for them anew."""
-    return mx.pad(array, (0, 3))[: array.shape[0]]
+    return mx.pad(array, (0, 3))

@@ -103,12 +103,24 @@ class GatedAttention(nn.Module):
             buffers: keys and values of each row, nobody else's. starts, ends: int32 [1] of each row, on the device.
         """
         projected = self.qkv_proj(x)
-        norms, size = (self.q_norm.weight, self.k_norm.weight, self._frequencies), self.args.head_dim
-        outputs = []
+        args, outputs = self.args, []
         for i, ((keys, values), start, end) in enumerate(zip(buffers, starts, ends, strict=True)):
             mine = projected if len(buffers) == 1 else projected[i : i + 1]
-            q = inputs.attention_inputs(mine, *norms, keys, values, start, **self._sizes, eps=self.args.norm_eps)
-            outputs.append(few_queries.few_query_attention(q, keys, values, end, scale=size**-0.5, gate=mine))
+            q = inputs.attention_inputs(
+                mine,
+                self.q_norm.weight,
+                self.k_norm.weight,
+                self._frequencies,
+                keys,
+                values,
+                start,
+                heads=args.heads,
+                kv_heads=args.kv_heads,
+                size=args.head_dim,
+                eps=args.norm_eps,
+            )
+            attention = few_queries.few_query_attention(q, keys, values, end, scale=args.head_dim**-0.5, gate=mine)
+            outputs.append(attention)
         return added(self.o_proj, outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), residual)
 
     def __call__(self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int], residual: mx.array) -> mx.array:

@@ -133,7 +133,7 @@ def _check(module: nn.Module, weights: Mapping[str, mx.array], checkpoint: Check
 
 def _read(module: nn.Module, progress: Progress | None) -> None:
     """Evaluate the weights in pieces, so that progress can be shown."""
-    weights = [tensor for _, tensor in tree_flatten(module.parameters())]
+    weights: list[mx.array] = [tensor for _, tensor in dict(tree_flatten(module.parameters())).items()]
     total = sum(tensor.nbytes for tensor in weights)
     done = 0
     batch: list[mx.array] = []

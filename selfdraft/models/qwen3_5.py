@@ -20,6 +20,7 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from ..errors import CheckpointError
 from ..state import GROWTH, Captured, CapturedLayer, KeyValues, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
+from .draft_projection import DraftProjection
 from .few_rows import GatedMLP, joined
 from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
@@ -189,14 +190,22 @@ class Trunk(nn.Module):
         """Called once the projections of the layers were put together."""
         self._few = FewTokens(self.layers, self.embed_tokens, self.norm)
 
-    def __call__(self, tokens: mx.array, rows: Sequence[RowState], keep_steps: bool) -> tuple[mx.array, Captured]:
+    def takes(self, rows: Sequence[RowState], tokens: int) -> bool:
+        """Whether kernels take the next `tokens` tokens of such rows."""
+        shape = len(rows), tokens
+        return self._few is not None and self._few.fits(shape, stacked(rows), self.norm.weight.dtype)
+
+    def __call__(
+        self, tokens: mx.array, rows: Sequence[RowState], keep_steps: bool, **unread: Any
+    ) -> tuple[mx.array, Captured]:
         offsets = [row.length for row in rows]
         captured, states = Captured(), stacked(rows)
         dtype = self.norm.weight.dtype
-        if keep_steps and self._few and self._few.fits(tokens, states, dtype):
+        if keep_steps and self._few and self._few.fits(tokens.shape, states, dtype):
             buffers = list(zip(*(row.attention for row in rows), strict=True))
-            out, captured.layers = self._few([tokens], states, buffers, offsets, tokens.shape[1], dtype)
+            out, captured.layers = self._few([tokens], states, buffers, offsets, tokens.shape[1], dtype, **unread)
             return out, captured
+        assert not unread, "only kernels take lengths that the host does not know"
         x = self.embed_tokens(tokens)
         attention = 0
         for layer in self.layers:
@@ -225,13 +234,24 @@ class Head(nn.Module):
         """Called once the projections of the layer were put together."""
         self._few = FewTokens(self.layers, self._pairs, self.norm)
 
+    def takes(self, rows: Sequence[RowState], tokens: int) -> bool:
+        """Whether kernels take pairs of so many tokens."""
+        return self._few is not None and self._few.fits((len(rows), tokens), (), self.norm.weight.dtype)
+
     def __call__(
-        self, embeddings: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]
+        self,
+        embeddings: mx.array,
+        hidden: mx.array,
+        rows: Sequence[RowState],
+        offsets: Sequence[int],
+        **unread: Any,
     ) -> mx.array:
         dtype = self.norm.weight.dtype
-        if self._few and self._few.fits(embeddings[..., 0], (), dtype):
+        alike = embeddings.dtype == hidden.dtype == dtype
+        if self._few and alike and self._few.fits(embeddings.shape[:2], (), dtype):
             buffers = list(zip(*(row.head for row in rows), strict=True))
-            return self._few([embeddings, hidden], (), buffers, offsets, embeddings.shape[1], dtype)[0]
+            return self._few([embeddings, hidden], (), buffers, offsets, embeddings.shape[1], dtype, **unread)[0]
+        assert not unread, "only kernels take offsets that the host does not know"
         x = self._pairs(embeddings, hidden)
         for index, layer in enumerate(self.layers):
             x = layer.attend(x, [row.head[index] for row in rows], offsets)
@@ -258,6 +278,7 @@ class Qwen35(nn.Module):
         self.vocab_size = args.vocab_size
         self.context_length = args.context_length
         self.max_depth = MAX_DEPTH if with_head else 0
+        self._few_drafts: DraftProjection | None = None
 
     def new_state(self) -> RowState:
         return RowState(self._state_shape())
@@ -281,17 +302,35 @@ class Qwen35(nn.Module):
             dtype=self.model.norm.weight.dtype,
         )
 
-    def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
-        hidden, captured = self.model(tokens, rows, keep_steps)
+    def forward(
+        self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool, **unread: Any
+    ) -> tuple[mx.array, Captured]:
+        hidden, captured = self.model(tokens, rows, keep_steps, **unread)
         return hidden, captured
+
+    def runs_ahead(self, rows: Sequence[RowState], tokens: int) -> bool:
+        """See `base.runs_ahead`."""
+        if self.max_depth == 0 or self.mtp.norm.weight.dtype != self.model.norm.weight.dtype:
+            return False
+        return self.model.takes(rows, tokens) and self.mtp.takes(rows, tokens)
 
     def logits(self, hidden: mx.array) -> mx.array:
         project = self.model.embed_tokens.as_linear if self.args.tied else self.lm_head
         out: mx.array = project(hidden)
         return out
 
-    def draft(self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]) -> mx.array:
-        out: mx.array = self.mtp(self.model.embed_tokens(tokens), hidden, rows, offsets)
+    def draft_only(self, tokens: Sequence[int] | None) -> int:
+        layer = self.model.embed_tokens if self.args.tied else self.lm_head
+        self._few_drafts = None if tokens is None else DraftProjection(layer, tokens)
+        return self._few_drafts.nbytes if self._few_drafts else 0
+
+    def draft_logits(self, hidden: mx.array) -> mx.array:
+        return self._few_drafts(hidden) if self._few_drafts else self.logits(hidden)
+
+    def draft(
+        self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], **unread: Any
+    ) -> mx.array:
+        out: mx.array = self.mtp(self.model.embed_tokens(tokens), hidden, rows, offsets, **unread)
         return out
 
 

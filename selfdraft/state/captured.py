@@ -39,9 +39,9 @@ class CapturedLayer:
         window = self.window[row : row + 1, tokens : tokens + taps]
         return RecurrentState(window, self.memories[tokens - self.first][row : row + 1])
 
-    def taped(self, accepted: tuple[int, ...]) -> RecurrentState:
+    def taped(self, accepted: tuple[int, ...], on_device: mx.array | None = None) -> RecurrentState:
         """The states of all rows after the first `accepted` tokens of each, where there is a tape."""
-        return RecurrentState(self.window, self.memories[0], self.tape, accepted)
+        return RecurrentState(self.window, self.memories[0], self.tape, accepted, on_device)
 
 
 @dataclass
@@ -49,6 +49,14 @@ class Captured:
     """All recurrent layers of one forward, in order."""
 
     layers: list[CapturedLayer] = field(default_factory=list)
+
+    def commit_on_device(self, rows: Sequence[RowState], counts: mx.array) -> None:
+        """Move the recurrent states of all rows behind the first `counts` (int32 [B]) tokens, which the host does not
+        know yet: lengths stay. All layers have a tape.
+        """
+        together = [layer.taped((), counts) for layer in self.layers]
+        for index, row in enumerate(rows):
+            row.recurrence = together, index
 
     def commit(self, rows: Sequence[RowState], tokens: Sequence[int]) -> None:
         """Keep the first tokens[i] tokens of the forward for row i: lengths move, nothing is computed again."""

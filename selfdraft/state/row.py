@@ -44,12 +44,14 @@ class RecurrentState:
         base: memory [B, Hv, Dv, Dk] (fp32), before the steps of the tape.
         tape: steps of the last forward, on a GPU: the next replays what was accepted of them; None if `base` is all.
         accepted: how many of them belong to the state, of each row.
+        on_device: the same, int32 [B], where the host does not know it yet.
     """
 
     inputs: mx.array
     base: mx.array
     tape: Tape | None = None
     accepted: tuple[int, ...] = ()
+    on_device: mx.array | None = None
 
     @property
     def rows(self) -> int:
@@ -58,6 +60,7 @@ class RecurrentState:
 
     def row(self, row: int) -> RecurrentState:
         """The state of one row."""
+        assert self.on_device is None, "what the host does not know yet is put back before anybody looks"
         if self.rows == 1:
             return self
         only = slice(row, row + 1)
@@ -67,6 +70,7 @@ class RecurrentState:
     @property
     def window(self) -> mx.array:
         """The conv window behind the accepted steps, [B, k-1, C]."""
+        assert self.on_device is None
         if self.tape is None:
             return self.inputs
         taps = self.inputs.shape[1] - self.tape.steps
@@ -84,6 +88,8 @@ class RecurrentState:
     @property
     def counts(self) -> mx.array:
         """`accepted` on the device, int32 [B]; 0 where there is no tape."""
+        if self.on_device is not None:
+            return self.on_device
         return numbers(self.accepted or (0,) * self.rows)
 
 

@@ -118,7 +118,14 @@ def test_an_unseeded_row_never_sees_a_number_twice(monkeypatch: pytest.MonkeyPat
     drawn: dict[noise.Stream, list[range]] = {}
     gumbel = noise.gumbel
 
-    def recorded(streams: Sequence[noise.Stream], counters: Sequence[int], count: int, vocab_size: int) -> mx.array:
+    def recorded(
+        streams: Sequence[noise.Stream],
+        counters: Sequence[int],
+        count: int,
+        vocab_size: int,
+        shift: mx.array | None = None,
+    ) -> mx.array:
+        assert shift is None
         for stream, counter in zip(streams, counters, strict=True):
             drawn.setdefault(stream, []).append(range(counter, counter + count))
         return gumbel(streams, counters, count, vocab_size)

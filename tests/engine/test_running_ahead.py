@@ -14,7 +14,7 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.engine import RULES, Engine, Request, Row
-from selfdraft.engine.cycle import Cycle, Flight
+from selfdraft.engine.cycle import Choose, Cycle, Flight
 from tests.support.nano import nano_model
 from tests.support.rows import finish, prefill_all, request, solo
 from tests.support.scripted import ScriptedHead
@@ -31,7 +31,7 @@ def inner() -> Any:
 class Waiting(Cycle):
     """Reads every cycle before it starts the next."""
 
-    def _launch_ahead(self, flight: Flight) -> None:
+    def _launch_ahead(self, flight: Flight, choose: Choose) -> None:
         return None
 
 

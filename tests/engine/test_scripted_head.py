@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from selfdraft.engine import RULES, Engine, Request, Row
-from selfdraft.engine.cycle import Batch, Cycle, Drafts
+from selfdraft.engine.batch import Batch
+from selfdraft.engine.cycle import Cycle, Drafts
 from tests.support.nano import nano_model
 from tests.support.rows import finish, params, solo
 from tests.support.scripted import ScriptedHead

@@ -223,8 +223,8 @@ def test_says_what_it_does_not_take() -> None:
         verify_qmv(made.x[None], made.weight, made.scales, made.biases, group_size=64, bits=3)
     with pytest.raises(ValueError, match="scales must be"):
         verify_qmv(made.x[None], made.weight, made.scales.astype(mx.float32), made.biases, group_size=64, bits=4)
+    given = (made.x[None], made.weight, made.scales, made.biases)
     with pytest.raises(ValueError, match="residual"):
-        given = (made.x[None], made.weight, made.scales, made.biases)
         verify_qmv(*given, group_size=64, bits=4, residual=made.x[None])
     with pytest.raises(ValueError, match="biases must be"):
         verify_qmv(made.x[None], made.weight, made.scales, made.biases[:, :2], group_size=64, bits=4)

@@ -80,6 +80,12 @@ class ScriptedHead:
         said = mx.where(hidden[..., :1] < 0, mx.nan, mx.where(wanted, GAP, -GAP))
         return mx.where(marked, said.astype(real.dtype), real)
 
+    def draft_only(self, tokens: Sequence[int] | None) -> int:
+        return self._inner.draft_only(tokens)
+
+    def draft_logits(self, hidden: mx.array) -> mx.array:
+        return self.logits(hidden)
+
     def draft(self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]) -> mx.array:
         # Markers that come back as hiddens only make entries that are overwritten by true pairs.
         out = self._inner.draft(tokens, hidden, rows, offsets)

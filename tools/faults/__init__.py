@@ -8,7 +8,8 @@ from .fault import Fault
 from .kernels import FAULTS as KERNELS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *TUNING]

@@ -6,6 +6,8 @@ from .fault import Fault
 
 __all__ = ["FAULTS"]
 
+AHEAD = "tests/engine/test_drafting_ahead.py"
+
 FAULTS = [
     Fault(
         "residual dropped: a rejection draws from p",
@@ -43,25 +45,74 @@ FAULTS = [
         "tests/engine/test_distribution.py",
     ),
     Fault(
-        "a cycle started early draws the noise of the one before",
+        "what is masked is drafted from fewer tokens",
         "engine/cycle.py",
-        "self.counters = [row.counter + (unread is not None) for row in rows]",
+        "self._model.draft_logits if step or first is None else self._model.logits",
+        "self._model.draft_logits",
+        "tests/models/test_draft_projection.py",
+    ),
+    Fault(
+        "drafts need not be numbers",
+        "engine/scores.py",
+        "return logits.astype(mx.float32).sum(axis=-1) < mx.inf",
+        "return mx.ones(logits.shape[:-1], dtype=mx.bool_)",
+        "tests/models/test_draft_projection.py tests/engine/test_stops.py",
+    ),
+    Fault(
+        "a cycle started early draws the noise of the one before",
+        "engine/batch.py",
+        "self.counters = [row.counter + self._used(row) for row in rows]",
         "self.counters = [row.counter for row in rows]",
         "tests/engine/test_running_ahead.py",
     ),
     Fault(
         "penalties ignore the unread token",
         "engine/cycle.py",
-        "before = drafts.tokens if batch.unread is None else batch.unread",
+        "before = drafts.tokens if batch.unread is None or batch.depth else batch.unread.last",
         "before = drafts.tokens",
         "tests/engine/test_running_ahead.py",
     ),
     Fault(
-        "an early move is not undone for a swallowed token",
+        "an early move is not undone",
         "engine/cycle.py",
-        "            if kept == 0:\n                state.recurrent",
-        "            if kept < 0:\n                state.recurrent",
+        "            place.put_back()\n",
+        "            pass\n",
         "tests/engine/test_running_ahead.py",
+    ),
+    Fault(
+        "an early cycle takes one token less for emitted than was",
+        "engine/cycle.py",
+        "counts = decision.accepted.astype(mx.int32) + 1",
+        "counts = decision.accepted.astype(mx.int32)",
+        AHEAD,
+    ),
+    Fault(
+        "the head's pairs of an early cycle are not counted",
+        "engine/cycle.py",
+        "                row.state.head_length += len(row.pending.tokens)\n",
+        "",
+        AHEAD,
+    ),
+    Fault(
+        "noise of an early cycle is that of the draft before",
+        "engine/batch.py",
+        "return 1 if row.coupled else self.unread.draws",
+        "return 1",
+        AHEAD,
+    ),
+    Fault(
+        "seeded noise of an early cycle does not know what was emitted",
+        "engine/batch.py",
+        "numbers(tuple(int(row.coupled) for row in self.rows))",
+        "numbers(tuple(0 for row in self.rows))",
+        AHEAD,
+    ),
+    Fault(
+        "a row with penalties does not wait for what it emitted",
+        "engine/ahead.py",
+        "        and row.history is None\n",
+        "",
+        AHEAD,
     ),
     Fault(
         "a row that ended leaves its early cycle behind",

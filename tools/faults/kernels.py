@@ -10,6 +10,8 @@ QMV = "tests/kernels/test_verify_qmv_mma.py"
 ATTENTION = "tests/kernels/test_few_query_attention.py"
 INPUTS = "tests/kernels/test_attention_inputs.py"
 TAPE = "tests/kernels/test_gated_delta_tape.py"
+MIXER = "tests/kernels/test_gated_delta_mixer.py"
+RANK = "tests/kernels/test_rank_threshold.py"
 
 FAULTS = [
     Fault(
@@ -92,9 +94,86 @@ FAULTS = [
     Fault(
         "one step less of the tape belongs to a state",
         "state/captured.py",
-        "self.tape.row(row), (tokens,))",
-        "self.tape.row(row), (tokens - 1,))",
+        "layer.taped(tuple(tokens))",
+        "layer.taped(tuple(max(each - 1, 0) for each in tokens))",
         "tests/engine/test_on_kernels.py",
+    ),
+    Fault(
+        "the conv window begins a step late",
+        "kernels/source/gated_delta_mixer.h",
+        "c == count ? past",
+        "c == count - 1 ? past",
+        MIXER,
+    ),
+    Fault(
+        "sums are added in another order than the tape's kernel adds them",
+        "kernels/source/gated_delta_mixer.h",
+        "(sums[0] + sums[2]) + (sums[1] + sums[3])",
+        "(sums[0] + sums[1]) + (sums[2] + sums[3])",
+        MIXER,
+    ),
+    Fault(
+        "y is not rounded before its norm",
+        "kernels/source/gated_delta_mixer.h",
+        "float(T(place ? result[1] : result[0]))",
+        "place ? result[1] : result[0]",
+        MIXER,
+    ),
+    Fault(
+        "ties that a slice did not list have no mass",
+        "kernels/source/rank_threshold.h",
+        "complete ? 0.0f : float(reach - k)",
+        "0.0f",
+        RANK,
+    ),
+    Fault(
+        "the k-th itself is not counted",
+        "kernels/source/rank_threshold.h",
+        "all >= k) low",
+        "all > k) low",
+        RANK,
+    ),
+    Fault(
+        "a residual is left out",
+        "kernels/source/verify_qmv_mma.h",
+        "FORM == ADDED ? T(float(T(sum)) + float(residual[at]))",
+        "FORM == ADDED ? T(sum)",
+        QMV,
+    ),
+    Fault(
+        "a gate takes the next row for what it gates",
+        "kernels/source/verify_qmv_mma.h",
+        "gated<T>(sum, total(row + 8, column))",
+        "gated<T>(sum, total(row, column))",
+        QMV,
+    ),
+    Fault(
+        "what a head writes in place waits for somebody who wants its output",
+        "models/few_tokens.py",
+        "row.keys, row.values = mx.depends(list(pair), [out])",
+        "pass",
+        "tests/state/test_in_place.py tests/engine/test_kernels_stateful.py",
+    ),
+    Fault(
+        "rows of one batch are taken for all of it",
+        "state/row.py",
+        "not layers or layers[0].rows == len(rows)",
+        "True",
+        "tests/state/test_in_place.py",
+    ),
+    Fault(
+        "projections of two quantisations are put together",
+        "models/few_rows.py",
+        "all(getattr(layer, name) == getattr(first, name) for name in form)",
+        "True",
+        "tests/models/test_few_rows.py",
+    ),
+    Fault(
+        "a fork writes into the buffers that it shares",
+        "state/kv.py",
+        "elif self._shared:",
+        "elif False:",
+        "tests/state/test_in_place.py",
     ),
     Fault(
         "a kernel whose result is NaN is used",

@@ -6,7 +6,8 @@
 //   -> keys, values [rows, KV_HEADS, capacity, SIZE] at starts[row] + token, in place; q [rows, HEADS, tokens, SIZE]
 //
 // Threadgroups: (HEADS + 2 KV_HEADS, tokens, rows) of 32 threads.
-// Template: T; SIZE, a multiple of 32; HEADS; KV_HEADS; HALF of the rotated dimensions, at most SIZE / 2.
+// Numbers of heads are read from shapes, as is HALF of the rotated dimensions, at most SIZE / 2.
+// Template: T; SIZE, a multiple of 32.
 #ifdef __METAL_VERSION__
 #define COSINE(x) metal::precise::cos(x)
 #define SINE(x) metal::precise::sin(x)
@@ -19,9 +20,10 @@
 constexpr int EACH = SIZE / 32;
 SHARED(float, row, SIZE);
 
+const int HALF = inverse_frequencies_shape[0], KV_HEADS = keys_shape[1], HEADS = projected_shape[2] / (2 * SIZE) - KV_HEADS;
 const int head = group.x, token = group.y, tokens = projected_shape[1], capacity = keys_shape[2];
 const bool asks = head < HEADS, stores_value = head >= HEADS + KV_HEADS;
-const int position = starts[group.z] + token, kv_head = (head - HEADS) % KV_HEADS;
+const int position = starts[group.z] + token, kv_head = head - HEADS - (stores_value ? KV_HEADS : 0);
 const bool has_place = position >= 0 && position < capacity;
 const size_t from = (size_t(group.z) * tokens + token) * projected_shape[2] + (asks ? 2 * head : HEADS + head) * SIZE;
 const size_t to = ((size_t(group.z) * KV_HEADS + (asks ? 0 : kv_head)) * capacity + (has_place ? position : 0)) * SIZE;

@@ -1,12 +1,12 @@
 // Joins what few_query_partial found in the splits of the keys that a query sees; the others were never written.
 //
 //   most_of, sums [rows, HEADS, splits, QUERIES], weighted [rows, HEADS, splits, QUERIES, D], lengths [rows],
-//   gate [rows, TOKENS, N]: of query head h at columns (2 h + 1) D ..; anything, if GATED is 0
+//   gate [rows, TOKENS, N]: of query head h at columns (2 h + 1) D ..; if GATED is 0, anything [rows, .., TOKENS, ..]
 //   -> out [rows, HEADS, QUERIES, D]; if GATED is 1, out [rows, TOKENS, HEADS * GROUP * D], times sigmoid(gate)
 //
 // Threadgroups: (QUERIES, HEADS, rows) of 512 threads. A thread has four columns of every WAYS-th split.
-// Template: T of out; D; HEADS; GROUP; TOKENS; GATED; splits have SPLIT keys before BORDER and LATE behind it.
-constexpr int QUERIES = GROUP * TOKENS, THREADS = 512, ACROSS = D / 4, WAYS = THREADS / ACROSS, AHEAD = 2;
+// Template: T of out; D; GATED; splits have SPLIT keys before BORDER and LATE behind it.
+constexpr int THREADS = 512, ACROSS = D / 4, WAYS = THREADS / ACROSS, AHEAD = 2;
 const float LOWEST = -3e38f;
 union Four { uint4 word; float x[4]; };
 
@@ -14,6 +14,7 @@ SHARED(float, tops, WAYS);
 SHARED(float, totals, WAYS);
 SHARED(float, columns, WAYS * D);
 
+const int HEADS = most_of_shape[1], QUERIES = most_of_shape[3], TOKENS = gate_shape[GATED ? 1 : 2];
 const int way = thread / ACROSS, column = thread % ACROSS, all = most_of_shape[2];
 const int first = (int(group.z) * HEADS + int(group.y)) * all * QUERIES + int(group.x);
 #define AT(split) (size_t(first) + size_t(split) * QUERIES)
@@ -26,7 +27,8 @@ UNROLL for (int i = 0; i < AHEAD; ++i) {
   most[i] = most_of[AT(split)], sum_of[i] = sums[AT(split)];
   four[i].word = load4(weighted, AT(split) * ACROSS + column);
 }
-const int seen = lengths[group.z] - TOKENS + 1 + int(group.x) % TOKENS;
+const int in_group = group.x / uint(TOKENS), token = int(group.x) - in_group * TOKENS;  // its head, and its token
+const int seen = lengths[group.z] - TOKENS + 1 + token;
 const int splits = seen <= 0 ? 0 : seen <= BORDER ? (seen + SPLIT - 1) / SPLIT : BORDER / SPLIT + (seen - BORDER + LATE - 1) / LATE;
 
 float top = LOWEST, total = 0, sum[4] = {0, 0, 0, 0};
@@ -60,9 +62,9 @@ if (thread < D) {
   }
   const T found = T(splits ? values / weights : 0.0f);
   if (GATED) {
-    const int row = group.z * TOKENS + int(group.x) % TOKENS, head = group.y * GROUP + int(group.x) / TOKENS;
+    const int groups = QUERIES / TOKENS, row = group.z * TOKENS + token, head = group.y * groups + in_group;
     const float opening = float(gate[size_t(row) * gate_shape[2] + (2 * head + 1) * D + thread]);
-    out[(size_t(row) * (HEADS * GROUP) + head) * D + thread] = T(float(found) / (1.0f + exp(-opening)));
+    out[(size_t(row) * (HEADS * groups) + head) * D + thread] = T(float(found) / (1.0f + exp(-opening)));
   } else {
     out[((group.z * HEADS + group.y) * size_t(QUERIES) + group.x) * D + thread] = found;
   }

@@ -4,11 +4,10 @@
 //   q [rows, HEADS, QUERIES, D], keys and values [rows, HEADS, capacity, D], lengths [rows], scale [1]
 //   -> most_of, sums [rows, HEADS, splits, QUERIES], weighted [rows, HEADS, splits, QUERIES, D]
 //
-// Threadgroups: (splits, HEADS * BLOCKS, rows) of D / 2 threads. Keys come in tiles at fixed absolute positions. The
-// order of a query's sums is fixed by T and D alone; which thread has which query is not, and depends on BLOCK.
-// Template: T; D; HEADS, those of the keys; GROUP query heads to each; TOKENS; BLOCK queries a threadgroup, at most 32;
-// SPLIT, a multiple of 16.
-constexpr int QUERIES = GROUP * TOKENS, BLOCKS = (QUERIES + BLOCK - 1) / BLOCK;
+// Threadgroups: (splits, blocks of queries * HEADS, rows) of D / 2 threads; HEADS are those of the keys. Keys come in
+// tiles at fixed absolute positions. The order of a query's sums is fixed by T and D alone; which thread has which query is not, and depends on BLOCK.
+// Numbers of heads and tokens are read from shapes: each would be compiled anew.
+// Template: T; D; BLOCK queries a threadgroup, at most 32; SPLIT, a multiple of 16.
 constexpr int THREADS = D / 2, TILE = 16;
 constexpr int PACK = 16 / sizeof(T);               // numbers in 16 bytes
 constexpr int PACKS = TILE * D / PACK / THREADS;   // of a tile, a thread
@@ -35,11 +34,11 @@ SHARED(float, factors, BLOCK);
 const int length = lengths[group.z], first = group.x * SPLIT;
 if (first >= length) return;
 const int end = length < first + SPLIT ? length : first + SPLIT;
-const int head = group.z * HEADS + group.y / BLOCKS, begin = group.y % BLOCKS * BLOCK;
+const int HEADS = keys_shape[1], TOKENS = q_shape[2], QUERIES = q_shape[1] / HEADS * TOKENS;
+int head = group.y, begin = 0;
+for (; head >= HEADS; head -= HEADS) begin += BLOCK;
+head += group.z * HEADS;
 const auto head_keys = keys + size_t(head) * keys_shape[2] * D, head_values = values + size_t(head) * keys_shape[2] * D;
-
-// The last tokens of the row are the queries' own: query i sees the keys before this.
-#define SEEN(i) (length - TOKENS + 1 + (i) % TOKENS)
 
 // A team's queries, for the whole split.
 const int member = thread % TEAM, share = thread / TEAM % SHARES, way = thread / TEAM / SHARES;
@@ -67,7 +66,11 @@ const uint4 nothing = {0, 0, 0, 0};
 #define STORE() UNROLL for (int i = 0; i < PACKS; ++i) tile[i * THREADS + thread] = ahead[i]
 
 float most[PASSES], sum[PASSES], values_of[BLOCK][2];
-UNROLL for (int i = 0; i < PASSES; ++i) most[i] = LOWEST, sum[i] = 0;
+int seen[PASSES];  // keys: the last tokens of the row are the queries' own
+UNROLL for (int i = 0; i < PASSES; ++i) {
+  most[i] = LOWEST, sum[i] = 0;
+  seen[i] = length - TOKENS + 1 + (begin + i * ABREAST + int(thread) / TILE) % TOKENS;
+}
 UNROLL for (int i = 0; i < BLOCK; ++i) values_of[i][0] = values_of[i][1] = 0;
 
 FETCH(head_keys, first);
@@ -103,7 +106,7 @@ for (int start = first; start < end; start += TILE) {
   STORE();
   UNROLL for (int pass = 0; pass < PASSES; ++pass) {
     const int slot = pass * ABREAST + thread / TILE, key = thread % TILE;
-    const bool sees = slot < BLOCK && start + key < SEEN(begin + slot);
+    const bool sees = slot < BLOCK && start + key < seen[pass];
     const float score = sees ? weights[slot * TILE + key] : LOWEST;
     float top = score > most[pass] ? score : most[pass];
     UNROLL for (int step = TILE / 2; step; step /= 2) {
@@ -150,6 +153,5 @@ UNROLL for (int i = 0; i < BLOCK; ++i)
     UNROLL for (int j = 0; j < 2; ++j) weighted[(out + i) * D + 2 * thread + j] = values_of[i][j];
 
 #undef WORDS_OF_TILE
-#undef SEEN
 #undef FETCH
 #undef STORE

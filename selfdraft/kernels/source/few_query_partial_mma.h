@@ -4,15 +4,16 @@
     //   q [rows, HEADS, QUERIES, D], keys and values [rows, HEADS, capacity, D], lengths [rows], scale [1]
     //   -> most_of, sums [rows, HEADS, splits, QUERIES], weighted [rows, HEADS, splits, QUERIES, D]
     //
-    // Threadgroups: (HEADS * BLOCKS, splits, rows) of D / 2 threads. Keys come in tiles of 64 at fixed absolute positions.
+    // Threadgroups: (blocks of queries * HEADS, splits, rows) of D / 2 threads; HEADS are those of the keys. Keys come in
+    // tiles of 64 at fixed absolute positions.
     // Simdgroups share the keys of a tile for scores = keys q^T, and the columns for values^T weights: queries are columns of
     // mma (16 x 8 x 16) both times, and columns do not mix. A simdgroup copies what it needs through RING places in shared
     // memory of its own, ahead of what it computes; only scores go from one to another. No sum hangs on RING or BLOCK.
-    // Template: T; D (64, 128, 256); HEADS, those of the keys; GROUP query heads to each; TOKENS; BLOCK queries a threadgroup;
-    // RING; splits have SPLIT keys before BORDER and LATE behind it, all multiples of 64.
-    constexpr int QUERIES = GROUP * TOKENS, BLOCKS = (QUERIES + BLOCK - 1) / BLOCK;
+    // Numbers of heads and tokens are read from shapes: each would be compiled anew.
+    // Template: T; D (64, 128, 256); BLOCK queries a threadgroup, a multiple of 8; RING; splits have SPLIT keys before BORDER
+    // and LATE behind it, all multiples of 64.
     constexpr int TILE = 64, WARPS = D / 64, ROWS = 4 / WARPS;  // of 16 keys, of a simdgroup and a tile
-    constexpr int ROUNDS = (BLOCK + 7) / 8;                     // of 8 queries
+    constexpr int ROUNDS = BLOCK / 8;                           // of 8 queries
     constexpr int PLACE = 256;                                  // words of 16 bytes in a place of the ring
     constexpr int HALF = D / 16, WHOLE = D / 8;                 // such words of half a key, of a key
     const float LOWEST = -1e30f, LOG2E = 1.44269504f;
@@ -23,7 +24,10 @@
     const int first = split < early ? split * SPLIT : BORDER + (split - early) * LATE;
     if (first >= length) return;
     const int behind = first + (split < early ? SPLIT : LATE), end = length < behind ? length : behind;
-    const int head = group.z * HEADS + group.x / BLOCKS, begin = group.x % BLOCKS * BLOCK;
+    const int HEADS = keys_shape[1], TOKENS = q_shape[2], QUERIES = q_shape[1] / HEADS * TOKENS;
+    int head = group.x, begin = 0;
+    for (; head >= HEADS; head -= HEADS) begin += BLOCK;  // once or twice: sooner done than a division
+    head += group.z * HEADS;
     const auto head_keys = keys + size_t(head) * keys_shape[2] * D, head_values = values + size_t(head) * keys_shape[2] * D;
     const int g = lane / 4, t = lane % 4;
 
@@ -83,6 +87,8 @@
     BARRIER();  // queries are there
 
     const float by = scale[0];
+    int sees[ROUNDS];  // keys that query 8 n + g sees
+    UNROLL for (int n = 0; n < ROUNDS; ++n) sees[n] = length - TOKENS + 1 + (begin + 8 * n + g) % TOKENS;
     float most[ROUNDS], sum[ROUNDS], out[4][ROUNDS][4];  // of query 8 n + g; of queries 8 n + 2 t, + 1, a quarter of the keys
     UNROLL for (int n = 0; n < ROUNDS; ++n) {
       most[n] = LOWEST, sum[n] = 0;
@@ -128,7 +134,6 @@
       // does this for all keys of the tile, 16 of a query to a lane.
       uint weights[ROUNDS][4][2];
       UNROLL for (int n = 0; n < ROUNDS; ++n) {
-        const int seen = length - TOKENS + 1 + (begin + 8 * n + g) % TOKENS;
         Word four[4];
         float top = most[n];
         UNROLL for (int step = 0; step < 4; ++step) {
@@ -136,7 +141,7 @@
         }
         if (start + TILE > length - TOKENS + 1) {
           UNROLL for (int i = 0; i < 16; ++i)
-            if (start + i / 4 * 16 + 4 * t + i % 4 >= seen) four[i / 4].f[i % 4] = LOWEST;
+            if (start + i / 4 * 16 + 4 * t + i % 4 >= sees[n]) four[i / 4].f[i % 4] = LOWEST;
         }
         UNROLL for (int i = 0; i < 16; ++i) top = four[i / 4].f[i % 4] > top ? four[i / 4].f[i % 4] : top;
         UNROLL for (int other = 1; other <= 2; other *= 2) {
@@ -185,13 +190,13 @@
       float total = sum[n] + simd_from(sum[n], lane ^ 1);
       total += simd_from(total, lane ^ 2);
       const int slot = 8 * n + g;
-      if (simdgroup == 0 && t == 0 && slot < BLOCK && begin + slot < QUERIES) most_of[to + slot] = most[n], sums[to + slot] = total;
+      if (simdgroup == 0 && t == 0 && begin + slot < QUERIES) most_of[to + slot] = most[n], sums[to + slot] = total;
       UNROLL for (int two = 0; two < 2; ++two) {
         const int query = 8 * n + 2 * t + two;
         UNROLL for (int half = 0; half < 2; ++half) {
           Word four;
           UNROLL for (int i = 0; i < 4; ++i) four.f[i] = out[2 * half + i / 2][n][i % 2 * 2 + two];
-          if (query < BLOCK && begin + query < QUERIES) ((uint4*)weighted)[(to + query) * (D / 4) + 16 * simdgroup + 2 * g + half] = four.word;
+          if (begin + query < QUERIES) ((uint4*)weighted)[(to + query) * (D / 4) + 16 * simdgroup + 2 * g + half] = four.word;
         }
       }
     }
