@@ -213,7 +213,7 @@ def _number(value: float) -> mx.array:
 
 
 def _room(steps: int, held: int) -> tuple[int, int]:
-    """Steps, and steps of the tape, that there is room for; each pair is compiled anew, and more takes more registers."""
+    """Steps, and steps of the tape, that there is room for; each pair is compiled anew, and takes registers."""
     if backend() == "metal":  # which has less memory of a threadgroup, and compiles quickly
         return steps, next(size for size in (4, MOST_STEPS) if size >= held)
     most = 8 if max(steps, held) <= 8 else MOST_STEPS
@@ -299,4 +299,4 @@ def _arrays(result: tuple[mx.array, mx.array, mx.array, Tape]) -> list[mx.array]
     return [out, window, state, tape.decay, tape.keys, tape.deltas]
 
 
-CHECK = SelfCheck("gated_delta_mixer", _error, most=3e-2)  # in bf16: roundings of q, k, v may fall otherwise
+CHECK = SelfCheck("gated_delta_mixer", _error, most=4e-2)  # in bf16: roundings of q, k, v may fall otherwise

@@ -18,7 +18,7 @@ import mlx.nn as nn
 from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
 from ..errors import CheckpointError
-from ..state import GROWTH, Captured, CapturedLayer, KeyValues, RecurrentState, RowState, StateShape, stacked
+from ..state import Captured, CapturedLayer, KeyValues, RecurrentState, RowState, StateShape, capacity, stacked
 from .base import Architecture, register
 from .draft_projection import DraftProjection
 from .few_rows import GatedMLP, joined
@@ -286,7 +286,7 @@ class Qwen35(nn.Module):
     def row_bytes(self, tokens: int) -> int:
         shape, attention = self._state_shape(), self.args.attention
         per_token = 2 * attention.kv_heads * attention.head_dim * shape.dtype.size
-        held = -(-tokens // GROWTH) * GROWTH * per_token * (shape.attention_layers + shape.head_layers)
+        held = capacity(tokens) * per_token * (shape.attention_layers + shape.head_layers)
         step = 4 * math.prod(shape.memory) + shape.dtype.size * math.prod(shape.window)
         return held + shape.recurrent_layers * step * (self.max_depth + 2)
 

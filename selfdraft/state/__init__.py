@@ -4,7 +4,7 @@ A row's state knows lengths and arrays; it knows nothing of tokens, sampling or 
 """
 
 from .captured import Captured, CapturedLayer
-from .kv import GROWTH, KeyValues, attend
+from .kv import GROWTH, KeyValues, attend, capacity
 from .row import RecurrentState, RowState, StateShape, stacked
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "RowState",
     "StateShape",
     "attend",
+    "capacity",
     "stacked",
 ]

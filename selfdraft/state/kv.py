@@ -10,9 +10,18 @@ import mlx.core as mx
 from ..kernels import few_query_attention as few_queries
 from ..kernels.small_arrays import numbers
 
-__all__ = ["GROWTH", "KeyValues", "attend"]
+__all__ = ["GROWTH", "KeyValues", "attend", "capacity"]
 
-GROWTH = 256  # entries by which a buffer grows
+GROWTH = 256  # entries by which a buffer grows at first
+_SHARE = 16  # then by this part of it or more: long ones are copied, and compiled for, less often
+
+
+def capacity(tokens: int) -> int:
+    """Entries of a buffer that holds so many."""
+    step = GROWTH
+    while step * _SHARE < tokens:
+        step *= 2
+    return -(-tokens // step) * step
 
 
 class KeyValues:
@@ -73,7 +82,8 @@ def _stored(buffer: mx.array | None, offset: int, new: mx.array) -> mx.array:
 def _grown(buffer: mx.array | None, short: int, like: mx.array) -> mx.array:
     """With room for at least `short` positions more."""
     _, heads, _, width = like.shape
-    extra = mx.zeros((1, heads, -(-short // GROWTH) * GROWTH, width), dtype=like.dtype)
+    held = 0 if buffer is None else buffer.shape[2]
+    extra = mx.zeros((1, heads, capacity(held + short) - held, width), dtype=like.dtype)
     return extra if buffer is None else mx.concatenate([buffer, extra], axis=2)
 
 

@@ -299,6 +299,13 @@ def test_the_self_check_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     def other_bits(q: mx.array, *rest: mx.array, **more: Any) -> mx.array:
         return few_query_attention_reference(q, *rest, **more) * (1 + 2.0**-7 * (q.shape[2] > 1))
 
+    def ill(q: mx.array, *rest: mx.array, **more: Any) -> mx.array:
+        found = few_query_attention_reference(q, *rest, **more)
+        return found * mx.nan if q.shape[1:3] == (6, 2) else found
+
+    monkeypatch.setattr(subject, "few_query_attention", ill)  # in the case of three queries to a key, which is not last
+    assert not CHECK.error() <= CHECK.most
+
     monkeypatch.setattr(subject, "few_query_attention", other_bits)
     assert subject._case_error(3, 2, 256, 256, seed=2) == float("inf")
 

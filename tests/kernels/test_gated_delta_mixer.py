@@ -253,6 +253,21 @@ def test_bits_do_not_depend_on_how_steps_are_spread_over_calls() -> None:
     assert {a for _, a in seen} >= {0, 1, 2, 3}
 
 
+def test_nor_on_there_being_many() -> None:
+    """Ten steps are convolved in three chunks, by the text that has room for them; then a tape of ten is replayed, and
+    the window in its place is read behind the rest."""
+    layer, total, kept = Layer(dtype=FP32, key_dim=64), 10, 7
+    projected, past = layer.projected(1, total), layer.past(1, 0)
+    alone = one_by_one(layer, projected, past)
+    result = layer.run(projected, past, [0])
+    for t in range(total):
+        for name in ("out", "decay", "keys", "deltas"):
+            assert same_bits(named(result)[name][0, t], alone[t][name][0, 0]), name
+    after = named(layer.run(projected[:, kept : kept + 1], spoiled(result, [kept], layer.taps), [kept]))
+    for name, x in alone[kept].items():
+        assert same_bits(after[name], x), name
+
+
 def spoiled(result: Result, accepted: Sequence[int], taps: int) -> tuple[mx.array, mx.array, Tape]:
     """What the next call is given, with NaN in the place of what was rejected."""
     _, window, state, tape = result

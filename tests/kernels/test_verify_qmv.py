@@ -235,8 +235,8 @@ def test_says_what_it_does_not_take() -> None:
 
 
 def test_the_self_check_takes_the_reference_and_finds_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the reference in the kernel's place, row by row; then with a lane's share left out of the sums, and with
-    rows that know how many they are."""
+    """With the reference in the kernel's place, row by row; then with a lane's share left out of the sums, with rows
+    that know how many they are, and with one form or width that is wrong, or NaN."""
 
     def right(x: mx.array, *quantised: mx.array, residual: mx.array | None = None, **how: Any) -> mx.array:
         rows = [verify_qmv_reference(row[None, None], *quantised, **how) for row in x[0]]
@@ -257,9 +257,16 @@ def test_the_self_check_takes_the_reference_and_finds_faults(monkeypatch: pytest
     def unadded(x: mx.array, *quantised: mx.array, **how: Any) -> mx.array:
         return right(x, *quantised, **how | {"residual": None})
 
+    def wrong_at_8_bits(x: mx.array, *quantised: mx.array, **how: Any) -> mx.array:
+        return right(x, *quantised, **how) * (1 + 2.0**-5 * bool(how["bits"] == 8))
+
+    def ill(x: mx.array, *quantised: mx.array, **how: Any) -> mx.array:
+        product = right(x, *quantised, **how)
+        return mx.full(product.shape, float("nan"), dtype=product.dtype) if how["gated"] else product
+
     check = subject.CHECK
     monkeypatch.setattr(subject, "verify_qmv", right)
     assert check.error() <= check.most / 2
-    for wrong in (short, counting, ungated, unadded):
+    for wrong in (short, counting, ungated, unadded, wrong_at_8_bits, ill):
         monkeypatch.setattr(subject, "verify_qmv", wrong)
-        assert check.error() > 2 * check.most
+        assert not check.error() <= 2 * check.most

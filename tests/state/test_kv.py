@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from selfdraft.state import KeyValues, RecurrentState, RowState, StateShape, attend, stacked
-from selfdraft.state.kv import GROWTH
+from selfdraft.state.kv import GROWTH, capacity
 
 HEADS, WIDTH = 2, 4
 
@@ -116,6 +116,15 @@ def test_a_rows_attention_does_not_depend_on_its_neighbours() -> None:
     for b, length in enumerate(past):
         one = slice(b, b + 1)
         assert mx.array_equal(together[one], attend([filled(length)], [length], q[one], k[one], v[one], 0.5))
+
+
+@pytest.mark.parametrize("tokens", [1, GROWTH, GROWTH + 1, 5_000, 70_000, 262_144])
+def test_capacities_are_few_and_not_much_too_large(tokens: int) -> None:
+    assert tokens <= capacity(tokens) <= max(tokens * 9 // 8, tokens + GROWTH)
+    assert capacity(capacity(tokens)) == capacity(tokens)
+    assert len({capacity(n) for n in range(1, tokens + 1, max(tokens // 5000, 1))}) <= 16 + 8 * max(
+        0, tokens.bit_length() - 12
+    )
 
 
 SHAPE = StateShape(
