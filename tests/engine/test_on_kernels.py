@@ -1,5 +1,5 @@
 """Guards the engine on its kernels, whose texts run on the host here: the same text at every depth and beside other
-rows, the law of plain MLX, and states that a session takes out and puts back.
+rows, and the law of plain MLX. `test_kernels_stateful.py` has longer histories, on stand-ins.
 
 What a GPU would run is run, but for the compiler; a few cycles only, for emulation is slow.
 """
@@ -16,7 +16,6 @@ from selfdraft.kernels import attention_inputs, few_query_attention, gated_delta
 from selfdraft.kernels.portable import Kernel, Launch
 from selfdraft.models.few_rows import FewRowsLinear, use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
-from selfdraft.sessions import PromptSession, SessionBank
 from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
 from tests.support.nano import nano_model
 from tests.support.rows import finish, params
@@ -110,25 +109,3 @@ def logits(model: Qwen35, plain: pytest.MonkeyPatch | None) -> mx.array:
         both = model.logits(mx.concatenate([hidden, again], axis=1))
         mx.eval(both)
     return both
-
-
-def test_a_session_takes_out_what_the_next_cycle_would_have_used(kernels: Count) -> None:
-    model = model_of(4)
-    use_few_row_kernels(model)
-    bank = SessionBank(model.new_state, 10**9)
-
-    def ask(prompt: list[int], tokens: int) -> tuple[list[int], int]:
-        engine = Engine(model)
-        session = PromptSession(bank, "a", prompt)
-        row = engine.add(Request(prompt, params(temperature=0.0, max_tokens=tokens, depth=2), session=session))
-        finish(engine)
-        engine.settle(row)
-        return row.emitted, row.statistics.restored_tokens
-
-    whole, _ = ask(PROMPT, 8)
-    bank.clear()
-    first, _ = ask(PROMPT, 4)
-    assert whole[:4] == first
-    rest, restored = ask([*PROMPT, *first, whole[4]], 3)
-    assert restored == len(PROMPT) + 4
-    assert rest == whole[5:8]
