@@ -10,10 +10,10 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import platformdirs
-from pydantic import ByteSize, Field, ValidationError
+from pydantic import AfterValidator, ByteSize, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -84,7 +84,7 @@ class Settings(StoredSettings):
     dtype: Dtype = "auto"
     acceptance: Literal["block", "tokenwise"] = "block"
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
-    draft_vocabulary: int = Field(default=0, ge=0)
+    draft_vocabulary: Annotated[int, AfterValidator(lambda size: _enough_ids(size))] = 0
     session_cache_max_bytes: ByteSize | None = None
     ssd_session_cache: Literal["on", "write-only", "off"] = "on"
     ssd_session_cache_dir: Path | None = None
@@ -97,6 +97,13 @@ class Settings(StoredSettings):
         """Where warm prefixes lie on disk."""
         folder = self.ssd_session_cache_dir
         return folder.expanduser() if folder else platformdirs.user_cache_path("selfdraft") / "sessions"
+
+
+def _enough_ids(size: int) -> int:
+    """Fewer could leave nothing to draft where end tokens are withheld."""
+    if size < 0 or 0 < size < 256:
+        raise ValueError("0 for all tokens, or 256 ids and more")
+    return size
 
 
 _SIZE = ": a number of bytes, or a size such as 500MB, 4GiB or 1.5GiB"
@@ -130,7 +137,7 @@ def checked(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
         name = str(first["loc"][0])
         variable = f"{kind.model_config['env_prefix']}{name}".upper()
         remedy = _SIZE if str(first["type"]).startswith("byte_size") else ""
-        message = f"setting {name} ({variable}): {first['msg']}{remedy}; got {first['input']!r}"
+        message = f"setting {name} ({variable}): {str(first['msg']).removeprefix('Value error, ')}{remedy}; got {first['input']!r}"
         if name not in given and not any(os.environ[each] for each in os.environ if each.upper() == variable):
             message = f"{settings_path()}: {message}. Correct that line, or delete it to have the default back"
         raise InvalidRequest(message, param=name) from error

@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten
 from selfdraft import load
 from selfdraft.engine import RULES, Engine, Request, Row, noise
 from selfdraft.engine.accept import RejectionRule
-from selfdraft.errors import NonFiniteLogits
+from selfdraft.errors import InvalidRequest, NonFiniteLogits
 from selfdraft.llm import LLM
 from selfdraft.models.draft_projection import LEAST, DraftProjection, draft_fewer, draft_tokens
 from selfdraft.models.loader import LoadedModel, quantisation_of
@@ -327,6 +327,9 @@ def test_nan_is_noticed(where: str, given: dict[str, Any]) -> None:
 
 
 def test_the_setting_is_kept_and_counted() -> None:
+    for size in (-1, 1, 255):
+        with pytest.raises(InvalidRequest, match=rf"draft_vocabulary .*256 ids and more; got {size}"):
+            load_settings(draft_vocabulary=size)
     whole, few = (load("reference", settings=load_settings(draft_vocabulary=size)) for size in (None, 512))
     special = few.tokenizer.special_ids.union(few.tokenizer.added.values())
     model: Any = few.loaded.model
