@@ -137,7 +137,8 @@ def checked(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
         name = str(first["loc"][0])
         variable = f"{kind.model_config['env_prefix']}{name}".upper()
         remedy = _SIZE if str(first["type"]).startswith("byte_size") else ""
-        message = f"setting {name} ({variable}): {str(first['msg']).removeprefix('Value error, ')}{remedy}; got {first['input']!r}"
+        said = str(first["msg"]).removeprefix("Value error, ")
+        message = f"setting {name} ({variable}): {said}{remedy}; got {first['input']!r}"
         if name not in given and not any(os.environ[each] for each in os.environ if each.upper() == variable):
             message = f"{settings_path()}: {message}. Correct that line, or delete it to have the default back"
         raise InvalidRequest(message, param=name) from error
