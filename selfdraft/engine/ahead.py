@@ -19,15 +19,13 @@ class Unread:
 
     Attributes:
         last: the newest token of every row, [B, 1].
-        draws: noise counters that each row used up.
         counts: tokens that each row emitted, int32 [B]; None where all emitted one, for no row drafts.
-        most: the largest that can be.
+        most: the largest that can be; also how many counters of noise each row used up.
         hidden, tokens: the pairs that the head has not seen, [B, most, H] and [B, most]; those behind `counts` mean
             nothing. None where no row drafts.
     """
 
     last: mx.array
-    draws: int
     counts: mx.array | None = None
     most: int = 1
     hidden: mx.array | None = None

@@ -74,7 +74,7 @@ class Batch:
         """Counters of noise that the unread cycle used, as far as the host knows."""
         if self.unread is None or (row.coupled and self.unread.counts is not None):
             return 0
-        return 1 if row.coupled else self.unread.draws
+        return 1 if row.coupled else self.unread.most
 
     def _noise(self, vocab_size: int) -> mx.array | None:
         """Gumbel noise [B, K+1, V], 0 for greedy rows; None when all are greedy."""

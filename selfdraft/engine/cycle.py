@@ -323,12 +323,12 @@ class Cycle:
         batch, decision, captured = flight.batch, flight.decision, flight.verified.captured
         if batch.depth == 0:
             captured.commit(batch.states, [1] * len(batch.rows))
-            return Unread(decision.tokens, draws=1)
+            return Unread(decision.tokens)
         counts = decision.accepted.astype(mx.int32) + 1
         captured.commit_on_device(batch.states, counts)
         most = batch.depth + 1
         last = at(decision.tokens, decision.accepted)[:, None]
-        return Unread(last, most, counts, most, flight.verified.hidden, decision.tokens)
+        return Unread(last, counts, most, flight.verified.hidden, decision.tokens)
 
     def _take_ahead(self, rows: Sequence[Row]) -> Flight | None:
         """The cycle that was started early, if there is one."""

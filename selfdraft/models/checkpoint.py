@@ -73,6 +73,14 @@ class Checkpoint:
         """`model_type` of the text part."""
         return str(self.text_config["model_type"])
 
+    def mapped_anew(self) -> dict[str, mx.array]:
+        """`tensors` that nobody else holds: what is read of them is held once, by whoever has them.
+
+        Raises:
+            CheckpointError: the files changed and cannot be read any more.
+        """
+        return _tensors(self.folder, self.architecture, self.text_config, [])[0]
+
     @property
     def quantised(self) -> bool:
         """Whether any weight is stored quantised."""
@@ -91,20 +99,8 @@ def classify(folder: Path) -> Checkpoint:
     _refuse_foreign_quantisation(config, folder)
     generation = folder / "generation_config.json"
 
-    listed, separate = _weight_files(folder)
     notes: list[str] = []
-    tensors = _canonical(listed, family, notes)
-    head_source: Literal["embedded", "separate", "none"] = (
-        "embedded" if any(name.startswith(HEAD) for name in tensors) else "none"
-    )
-    if head_source == "none" and separate:
-        found = _canonical(separate, family, notes)
-        tensors |= {name if name.startswith(HEAD) else HEAD + name: tensor for name, tensor in found.items()}
-        head_source = "separate"
-    if text_config.get("tie_word_embeddings") and "lm_head.weight" in tensors:
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_head.")}
-        notes.append("lm_head.weight is stored although the embeddings are tied: the embedding is used")
-
+    tensors, head_source = _tensors(folder, family, text_config, notes)
     absent = [name for name in family.required if name not in tensors]
     if absent:
         raise CheckpointError(f"{folder}: no tensor {absent[0]!r} in the weights; the download may be incomplete")
@@ -123,6 +119,25 @@ def classify(folder: Path) -> Checkpoint:
         head=_head(tensors, family, layout, head_source, text_config),
         notes=notes,
     )
+
+
+def _tensors(
+    folder: Path, family: Architecture, text_config: Mapping[str, Any], notes: list[str]
+) -> tuple[dict[str, mx.array], Literal["embedded", "separate", "none"]]:
+    """Our names of what the folder holds, mapped and not read, and where its head is."""
+    listed, separate = _weight_files(folder)
+    tensors = _canonical(listed, family, notes)
+    source: Literal["embedded", "separate", "none"] = (
+        "embedded" if any(name.startswith(HEAD) for name in tensors) else "none"
+    )
+    if source == "none" and separate:
+        found = _canonical(separate, family, notes)
+        tensors |= {name if name.startswith(HEAD) else HEAD + name: tensor for name, tensor in found.items()}
+        source = "separate"
+    if text_config.get("tie_word_embeddings") and "lm_head.weight" in tensors:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("lm_head.")}
+        notes.append("lm_head.weight is stored although the embeddings are tied: the embedding is used")
+    return tensors, source
 
 
 def norm_convention(weights: Iterable[mx.array], otherwise: NormConvention) -> NormConvention:

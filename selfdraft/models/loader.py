@@ -13,7 +13,7 @@ from mlx_lm.utils import infer_quant_config
 
 from ..errors import CheckpointError
 from .base import Model
-from .checkpoint import HEAD, Checkpoint, classify
+from .checkpoint import HEAD, Checkpoint
 from .few_rows import use_few_row_kernels
 
 __all__ = ["LoadedModel", "build_model", "quantisation_of"]
@@ -61,7 +61,7 @@ def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype 
     family = checkpoint.architecture
     weights = {
         name: _stored(checkpoint, name, tensor, dtype)
-        for name, tensor in classify(checkpoint.folder).tensors.items()
+        for name, tensor in checkpoint.mapped_anew().items()
         if with_head or not name.startswith(HEAD)
     }
     _quantise(module, weights)

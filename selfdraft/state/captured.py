@@ -30,11 +30,9 @@ class CapturedLayer:
     tape: Tape | None = None
 
     def after(self, tokens: int, row: int) -> RecurrentState:
-        """The state of `row` after the first `tokens` tokens of the forward."""
+        """The state of `row` after the first `tokens` tokens of the forward, where there is no tape."""
         if tokens < self.first:
             raise IndexError(f"state after {tokens} tokens was not kept, only from {self.first} on")
-        if self.tape:
-            return self.taped((tokens,) * self.window.shape[0]).row(row)
         taps = self.window.shape[1] - (self.first + len(self.memories) - 1)
         window = self.window[row : row + 1, tokens : tokens + taps]
         return RecurrentState(window, self.memories[tokens - self.first][row : row + 1])

@@ -15,17 +15,10 @@ from selfdraft.engine import RULES, Engine, Request, Row
 from selfdraft.engine.cycle import Choose, Cycle, Flight
 from selfdraft.models.few_rows import use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
-from tests.support.nano import nano_model
+from tests.support.nano import FOR_KERNELS, nano_model
 from tests.support.plain_kernels import plain_kernels
 from tests.support.rows import finish, request
 
-SIZES = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_hidden_layers": 2,
-    "head_dim": 64,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-}
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 TOKENS = 30
 
@@ -33,7 +26,7 @@ TOKENS = 30
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Qwen35:
     plain_kernels(monkeypatch)
-    built = nano_model(5, bits=4, sharpness=1.0, **SIZES)
+    built = nano_model(5, bits=4, sharpness=1.0, **FOR_KERNELS)
     use_few_row_kernels(built)
     return built
 

@@ -32,18 +32,11 @@ from selfdraft.models.few_rows import use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
 from selfdraft.sessions import PromptSession, SessionBank
 from selfdraft.state import kv
-from tests.support.nano import nano_model
+from tests.support.nano import FOR_KERNELS, nano_model
 from tests.support.real_memory import RealMemory
 from tests.support.rows import finish, params, solo
 from tests.support.sessions import differences, replay
 
-SIZES: dict[str, Any] = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_hidden_layers": 2,
-    "head_dim": 64,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-}
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3]
 PROMPTS = [tuple(TEXT[:end]) for end in (1, 2, 7, 13, 28)] + [(7, 7, 1), tuple(TEXT[::-1][:20])]
 SAMPLINGS: list[dict[str, Any]] = [
@@ -63,7 +56,7 @@ def memory() -> Iterator[RealMemory]:
 
 @cache
 def model(**fields: Any) -> Qwen35:
-    built = nano_model(5, bits=4, sharpness=2.0, **{**SIZES, **fields})
+    built = nano_model(5, bits=4, sharpness=2.0, **{**FOR_KERNELS, **fields})
     use_few_row_kernels(built)
     return built
 
@@ -235,7 +228,7 @@ KINDS: dict[str, tuple[dict[str, Any], Any, bool]] = {  # config; which layers a
 def test_models_of_which_kernels_take_a_part(memory: RealMemory, kind: str) -> None:
     """Eight rows of depth 8 are 72 tokens, more than one product takes."""
     config, chosen, writes = KINDS[kind]
-    built = nano_model(5, bits=None if chosen else 4, sharpness=2.0, **{**SIZES, **config})
+    built = nano_model(5, bits=None if chosen else 4, sharpness=2.0, **{**FOR_KERNELS, **config})
     if chosen:
         nn.quantize(built, group_size=32, bits=4, class_predicate=chosen)
     use_few_row_kernels(built)
@@ -254,7 +247,7 @@ def test_models_of_which_kernels_take_a_part(memory: RealMemory, kind: str) -> N
 @pytest.mark.parametrize("part", ["self_attn.q_norm", "input_layernorm", "mlp.down_proj"])
 def test_layers_of_two_dtypes_are_left_to_mlx(memory: RealMemory, part: str) -> None:
     """Activations change their dtype on the way, which kernels do not take."""
-    built: Any = nano_model(5, bits=4, dtype=mx.bfloat16, **SIZES)
+    built: Any = nano_model(5, bits=4, dtype=mx.bfloat16, **FOR_KERNELS)
     weights: Any = tree_flatten(built.parameters())
     named = [(name, x) for name, x in weights if part in name and x.dtype == mx.bfloat16]
     built.load_weights([(name, x.astype(mx.float32)) for name, x in named], strict=False)

@@ -17,18 +17,11 @@ from selfdraft.kernels.portable import Kernel, Launch
 from selfdraft.models.few_rows import FewRowsLinear, use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
 from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
-from tests.support.nano import nano_model
+from tests.support.nano import FOR_KERNELS, nano_model
 from tests.support.rows import finish, params
 
 pytestmark = needs_compiler
 
-SIZES = {
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_hidden_layers": 2,
-    "head_dim": 64,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-}
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 CHECKS = tuple(
     module.CHECK for module in (attention_inputs, few_query_attention, gated_delta_mixer, gated_delta_tape, verify_qmv)
@@ -58,7 +51,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Count:
 
 
 def model_of(bits: int | None) -> Qwen35:
-    return nano_model(5, bits=bits, **SIZES)
+    return nano_model(5, bits=bits, **FOR_KERNELS)
 
 
 def decode(model: Qwen35, depths: Sequence[int], tokens: int = 6) -> list[list[int]]:

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten, tree_map_with_path
 
 from selfdraft.models.qwen3_5 import Qwen35, Qwen35Args
 
-__all__ = ["NANO_CONFIG", "SMALLER", "nano_model", "well_drafted_model", "write_checkpoint"]
+__all__ = ["FOR_KERNELS", "NANO_CONFIG", "SMALLER", "nano_model", "well_drafted_model", "write_checkpoint"]
 
 NANO_CONFIG: dict[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -45,6 +45,16 @@ SMALLER: dict[str, Any] = {
     "intermediate_size": 32,
     "head_dim": 16,
     "linear_value_head_dim": 16,
+}
+
+
+# Fields that our kernels take.
+FOR_KERNELS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_hidden_layers": 2,
+    "head_dim": 64,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
 }
 
 

@@ -96,7 +96,7 @@ FAULTS = [
     Fault(
         "noise of an early cycle is that of the draft before",
         "engine/batch.py",
-        "return 1 if row.coupled else self.unread.draws",
+        "return 1 if row.coupled else self.unread.most",
         "return 1",
         AHEAD,
     ),
