@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
+import os
 import platform
 import sys
 from typing import TYPE_CHECKING, Literal
@@ -25,7 +26,9 @@ _state: dict[str, str] = {}
 
 
 def choose_blas(wanted: Blas) -> str:
-    """Open OpenBLAS for MLX's CPU back end where that helps. Call before MLX is imported.
+    """Open OpenBLAS for MLX's CPU back end where that helps, and let a CUDA one queue more at once.
+
+    Call before MLX is imported.
 
     The choice holds for the process: once MLX is loaded it cannot change.
 
@@ -39,6 +42,10 @@ def choose_blas(wanted: Blas) -> str:
 
     if "blas" not in _state and "mlx.core" not in sys.modules:
         _state["blas"] = _open(wanted)
+        if _cuda_wheel():
+            # MLX launches a graph for every 100 operations there, and waits while ten of them are on their way; a cycle
+            # has 500 and more. Whatever the user set stays.
+            os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "1000")
     elif "blas" not in _state:
         _state["blas"] = "reference" if _cpu_wheel() else "system"
     if wanted == "openblas" and _state["blas"] != "openblas":

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..kernels.rank_threshold import CHECK, MOST, fits, rank_threshold, rank_threshold_reference
+from ..kernels.small_arrays import moved
 from ..params import SamplingParams
 from .constraint import Allowed
 
@@ -52,7 +53,7 @@ class _Column:
 
     @cached_property
     def array(self) -> mx.array:
-        return mx.array(np.array(self.values, dtype=np.float32)[:, None, None])
+        return moved(mx.array(self.values, dtype=mx.float32))[:, None, None]
 
     def differs(self, neutral: float) -> bool:
         return any(value != neutral for value in self.values)
@@ -73,8 +74,8 @@ class _RankFilter:
         self.idle = all(off)
         self._all_served, self._none_served = all(served), not any(served)
         self._most = max(ks)
-        self._top_k = mx.array(ks, dtype=mx.int32)
-        self._top_p = mx.array(list(top_p), dtype=mx.float32)
+        self._top_k = moved(mx.array(ks, dtype=mx.int32))
+        self._top_p = moved(mx.array(list(top_p), dtype=mx.float32))
         self._has_top_p = any(p != 1 for p in top_p)
         self._off = mx.array(np.array(off)[:, None, None]) if any(off) else None
         self._served = mx.array(np.array(served)[:, None, None])

@@ -7,13 +7,13 @@ some eight operations, each of which costs more to start than to run.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 
 import mlx.core as mx
 
 from .few_query_attention import fits_sizes
 from .portable import Call, Kernel, Launch
 from .self_check import SelfCheck, relative_error
+from .small_arrays import constant
 
 __all__ = ["CHECK", "attention_inputs", "attention_inputs_reference", "fits"]
 
@@ -69,7 +69,7 @@ def attention_inputs(
     call = _CALLS.get(key)
     if call is None:
         call = _CALLS[key] = _prepared(given, heads, kv_heads, size)
-    return call(inputs=[*given, _number(eps)])[0]
+    return call(inputs=[*given, constant(eps)])[0]
 
 
 def attention_inputs_reference(
@@ -140,13 +140,6 @@ def _prepared(given: tuple[mx.array, ...], heads: int, kv_heads: int, size: int)
         dtypes=[projected.dtype],
     )
     return _KERNEL.prepared(launch, [*(x.dtype for x in given), mx.float32])
-
-
-@lru_cache
-def _number(value: float) -> mx.array:
-    array = mx.array([value], mx.float32)
-    mx.eval(array)
-    return array
 
 
 def _error() -> float:

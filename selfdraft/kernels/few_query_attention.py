@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import mlx.core as mx
 
 from .portable import Backend, Call, Kernel, Launch, backend
 from .self_check import SelfCheck, relative_error, speed_over
-from .small_arrays import numbers
+from .small_arrays import constant, numbers
 
 __all__ = ["CHECK", "few_query_attention", "few_query_attention_reference", "fits", "fits_sizes"]
 
@@ -113,7 +112,7 @@ def few_query_attention(
     calls = _CALLS.get(key)
     if calls is None:
         calls = _CALLS[key] = _prepared(q, keys, values, gate)
-    found = calls[0](inputs=[q, keys, values, lengths, _factor(scale)])
+    found = calls[0](inputs=[q, keys, values, lengths, constant(scale)])
     return calls[1](inputs=[*found, lengths, q if gate is None else gate])[0]
 
 
@@ -177,13 +176,6 @@ def _prepared(q: mx.array, keys: mx.array, values: mx.array, gate: mx.array | No
         body.kernel.prepared(body.launch(body, q, keys), [q.dtype, q.dtype, q.dtype, mx.int32, mx.float32]),
         _MERGE.prepared(_merge_launch(body, q, keys, gated=gate is not None), [*[mx.float32] * 3, mx.int32, q.dtype]),
     )
-
-
-@lru_cache
-def _factor(scale: float) -> mx.array:
-    array = mx.array([scale], mx.float32)
-    mx.eval(array)
-    return array
 
 
 def _simd_launch(body: _Body, q: mx.array, keys: mx.array) -> Launch:
@@ -321,6 +313,6 @@ def _gain() -> float:
     return speed_over(stock, ours)
 
 
-# Both work in fp32 and round once, to bf16: to neighbours at worst, and those are at most 2**-7 of a value apart. One
-# key of 257 too few changes the result by more than twice that.
-CHECK = SelfCheck("few_query_attention", _check_error, most=2**-7, gain=_gain)
+# Both work in fp32 and round twice, to bf16, before and behind the gate; on tensor cores the weights of values are
+# rounded as well. Each may go to a neighbour, at most 2**-7 of a value away. One key of 257 too few changes 0.1.
+CHECK = SelfCheck("few_query_attention", _check_error, most=2**-6, gain=_gain)

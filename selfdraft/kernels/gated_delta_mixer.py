@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,6 +19,7 @@ from .causal_conv import causal_conv
 from .gated_delta_tape import MOST_STEPS, Tape, gated_delta_verify_reference
 from .portable import Call, Kernel, Launch, backend
 from .self_check import SelfCheck, relative_error
+from .small_arrays import constant
 
 __all__ = ["CHECK", "KERNEL", "fits", "gated_delta_mixer", "gated_delta_mixer_reference"]
 
@@ -128,7 +128,7 @@ def gated_delta_mixer(
     shapes = (projected.shape, window.shape, conv_weight.shape, state.shape, tape.keys.shape if tape else None)
     key = (shapes, numbers, projected.dtype, a_log.dtype, dt_bias.dtype, norm_weight.dtype)
     old = (tape.decay, tape.keys, tape.deltas) if tape else (state, projected, state)  # those are not looked at
-    inputs = [projected, window, conv_weight, a_log, dt_bias, norm_weight, state, *old, accepted, _number(eps)]
+    inputs = [projected, window, conv_weight, a_log, dt_bias, norm_weight, state, *old, accepted, constant(eps)]
     call = _CALLS.get(key)
     if call is None:
         sizes = _Sizes(key_heads, value_heads, key_dim, value_dim)
@@ -203,13 +203,6 @@ def _check(inputs: Sequence[mx.array], tape: Tape | None, sizes: _Sizes) -> None
     for name, x, shape, dtypes in expected:
         if x.shape != shape or x.dtype not in dtypes:
             raise ValueError(f"{name} is {x.dtype} {x.shape}; {shape} of {' or '.join(map(str, dtypes))} is needed")
-
-
-@lru_cache
-def _number(value: float) -> mx.array:
-    array = mx.array([value], mx.float32)
-    mx.eval(array)
-    return array
 
 
 def _room(steps: int, held: int) -> tuple[int, int]:

@@ -29,6 +29,8 @@ from typing import Any, Literal, cast
 
 import mlx.core as mx
 
+from .cuda_compiler import Signature, compile_ahead, folder
+
 __all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "read_source", "sources_digest"]
 
 Backend = Literal["metal", "cuda", "host"]
@@ -109,7 +111,8 @@ class Kernel:
         found = backend()
         if found is None:
             raise RuntimeError(f"kernel {self.name} needs a GPU")
-        make = _compiled(self, tuple(launch.template.items()), tuple(dtypes), launch.shared, found)
+        constants = tuple(launch.template.items())
+        make = _compiled(self, constants, tuple(dtypes), tuple(launch.dtypes), launch.shared, found)
         x, y, z = launch.threadgroups
         ready: Call = partial(
             make,
@@ -144,15 +147,20 @@ class Kernel:
 def _compiled(
     kernel: Kernel,
     template: tuple[tuple[str, int | mx.Dtype], ...],
-    dtypes: tuple[mx.Dtype, ...],
+    inputs: tuple[mx.Dtype, ...],
+    outputs: tuple[mx.Dtype, ...],
     shared: int,
     found: Literal["metal", "cuda"],
 ) -> Call:
     header, body = kernel.text(found, dict(template))
-    # CUDA finds compiled kernels by name, whatever their text and the dtypes of their inputs.
-    digest = hashlib.sha256("\n".join([sources_digest(), header, body, *map(str, dtypes)]).encode()).hexdigest()[:16]
+    # CUDA finds compiled kernels by name, whatever their text and the dtypes of their arrays.
+    decisive = [sources_digest(), header, body, *map(str, inputs), *map(str, outputs)]
+    name = f"{kernel.name}_{hashlib.sha256(chr(10).join(decisive).encode()).hexdigest()[:16]}"
+    if found == "cuda":
+        arrays = zip(kernel.inputs, inputs, strict=True), zip(kernel.outputs, outputs, strict=True)
+        compile_ahead(Signature(name, *map(tuple, arrays)), header, body)
     named: dict[str, Any] = {
-        "name": f"{kernel.name}_{digest}",
+        "name": name,
         "input_names": list(kernel.inputs),
         "output_names": list(kernel.outputs),
         "source": body,
@@ -186,3 +194,7 @@ def _include(name: str) -> str:
 def read_source(name: str) -> str:
     """A text of `source`."""
     return (_SOURCE / f"{name}.h").read_text()
+
+
+if backend() == "cuda":
+    folder()  # before MLX compiles anything of its own

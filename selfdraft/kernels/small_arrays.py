@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .portable import backend
 
-__all__ = ["fresh", "numbers", "read", "readable"]
+__all__ = ["constant", "fresh", "moved", "numbers", "read", "readable"]
 
 _PIECE = 2  # numbers of 4 bytes that are not moved
 _MOST = 32  # beyond so many numbers one move is cheaper
@@ -32,6 +32,19 @@ def numbers(values: tuple[int, ...], dtype: mx.Dtype = mx.int32) -> mx.array:
     """The same, made once: for numbers that come again."""
     array = fresh(values, dtype)
     mx.async_eval(array)  # other threads may use it
+    return array
+
+
+def moved(array: mx.array) -> mx.array:
+    """A flat array in memory of the device: from the host's, each threadgroup would fetch it over the bus anew."""
+    return mx.pad(array, (0, 2 * _PIECE))[: array.size] if backend() == "cuda" else array
+
+
+@lru_cache
+def constant(value: float) -> mx.array:
+    """[1] fp32, `moved`."""
+    array = moved(mx.array([value], mx.float32))
+    mx.eval(array)
     return array
 
 

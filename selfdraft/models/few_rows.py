@@ -11,12 +11,17 @@ from mlx.utils import tree_map
 from mlx_lm.models.activations import swiglu
 
 from ..kernels import verify_qmv
+from ..kernels.portable import backend
 
 __all__ = ["FewRowsEmbedding", "FewRowsLinear", "GatedMLP", "added", "joined", "use_few_row_kernels"]
 
+# Rows from which a matrix is unpacked for a dense product on CUDA. On one H200, 5120 x 17408 and 4,096 rows: 1.3 ms,
+# where MLX's quantised product takes 5.2.
+_DENSE = 512
+
 
 class FewRowsLinear(nn.QuantizedLinear):
-    """A quantised linear layer; up to 64 rows at a time cost one read of the weights for every eight."""
+    """A quantised linear layer, by `verify_qmv` for up to 64 rows."""
 
     def __call__(self, x: mx.array) -> mx.array:
         y = _product(self, x)
@@ -112,5 +117,9 @@ def _few_rows(layer: Any, x: mx.array, **form: Any) -> mx.array:
 def _product(layer: Any, x: mx.array) -> mx.array:
     if _fits(layer, x):
         return _few_rows(layer, x)
-    weight, scales, biases = layer["weight"], layer["scales"], layer["biases"]
-    return mx.quantized_matmul(x, weight, scales, biases, transpose=True, group_size=layer.group_size, bits=layer.bits)
+    arrays = layer["weight"], layer["scales"], layer["biases"]
+    how: Any = {"group_size": layer.group_size, "bits": layer.bits}
+    if x.size // x.shape[-1] >= _DENSE and backend() == "cuda":
+        out: mx.array = x @ mx.dequantize(*arrays, **how).T
+        return out
+    return mx.quantized_matmul(x, *arrays, transpose=True, **how)

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from ..kernels.gated_delta_tape import Tape
 from ..kernels.portable import backend
-from ..kernels.small_arrays import fresh
+from ..kernels.small_arrays import fresh, moved
 from ..state import CapturedLayer, KeyValues, RecurrentState
 
 __all__ = ["FewTokens"]
@@ -99,7 +99,7 @@ class FewTokens:
     ) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
         x = self._before(*inputs)
         rows = starts.shape[0]
-        counts, starts = _on_device(counts)[:rows], _on_device(starts)
+        counts, starts = moved(counts)[:rows], moved(starts)
         ends = starts + tokens
         begins, stops = ([each[row : row + 1] for row in range(rows)] for each in (starts, ends))
         states, buffers = iter(held), iter(places)
@@ -121,8 +121,3 @@ def _of_one_dtype(layers: Sequence[Any], dtype: mx.Dtype) -> bool:
     named: list[Any] = [each for layer in layers for each in tree_flatten(layer.parameters())]
     decisive = [x.dtype for name, x in named if not name.endswith(("A_log", "dt_bias", "linear_attn.norm.weight"))]
     return all(each == dtype for each in decisive if mx.issubdtype(each, mx.floating))
-
-
-def _on_device(array: mx.array) -> mx.array:
-    """A flat array with memory of the device: short ones lie on the host, and every kernel would wait for them anew."""
-    return mx.pad(array, (0, 3))

@@ -1,0 +1,129 @@
+"""Guards that CUDA's compiler takes every text a model needs, and that MLX finds what it made of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from selfdraft.kernels import cuda_compiler as subject
+from selfdraft.kernels.cuda_compiler import Signature, compile_ahead, cubin, mlx_source, module_name
+from tests.support.cuda_texts import record_texts, run_model, run_others
+from tests.support.host_kernels import needs_compiler
+
+TWICE = Signature("twice", (("x", mx.bfloat16), ("count", mx.int32)), (("y", mx.float32),))
+HEADER = '#include "prelude.h"\n'
+BODY = "    // x_shape\n    y[threadIdx.x] = float(x[threadIdx.x]) * 2 + x_shape[0] + count[0];\n"
+PLAIN = "#include <cuda_bf16.h>\n"  # instead of HEADER, to be compiled
+
+needs_nvrtc = pytest.mark.skipif(
+    importlib.util.find_spec("nvidia.cu13") is None and not os.environ.get("SELFDRAFT_SKIP_NOTHING"),
+    reason="there is no NVRTC: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime",
+)
+
+
+def test_the_text_is_the_one_that_mlx_makes() -> None:
+    """As custom_kernel.cpp of MLX 0.32 writes it: it finds a compiled kernel by a hash of this."""
+    assert mlx_source(TWICE, HEADER, BODY) == (
+        '\n#include "mlx/backend/cuda/device/utils.cuh"\n\n#include <cooperative_groups.h>\n\n#include "prelude.h"\n'
+        "namespace mlx::core::cu {\n\nnamespace cg = cooperative_groups;\n\n"
+        "__global__ void custom_kernel_twice(\n"
+        "    const __nv_bfloat16* x,\n"
+        "    const __grid_constant__ Shape x_shape,\n"
+        "    const int32_t* count,\n"
+        "    float* y) {\n" + BODY + "\n}\n\n} // namespace mlx::core::cu\n"
+    )
+
+
+@needs_compiler
+def test_the_hash_is_the_standard_library_s(tmp_path: Path) -> None:
+    texts = [bytes(range(1, n + 1)) for n in range(20)] + [
+        b"\xff" * 8,
+        b"\x80" * 13,
+        mlx_source(TWICE, "", BODY).encode(),
+    ]
+    program = tmp_path / "hash.cpp"
+    program.write_text(
+        "#include <cstdio>\n#include <functional>\n#include <string>\n"
+        "int main() { for (int n; (n = getchar()) != EOF;) { n += getchar() << 8; std::string s(n, 0);"
+        ' fread(&s[0], 1, n, stdin); printf("%zx\\n", std::hash<std::string>{}(s)); } }\n'
+    )
+    subprocess.run([os.environ.get("CXX") or "c++", "-O1", "-w", "-o", tmp_path / "hash", program], check=True)
+    given = b"".join(len(text).to_bytes(2, "little") + text for text in texts)
+    found = subprocess.run([tmp_path / "hash"], input=given, capture_output=True, check=True).stdout.decode().split()
+    assert [f"{subject._standard_hash(text):x}" for text in texts] == found
+
+
+@needs_nvrtc
+def test_every_text_of_a_model_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the oldest chips that have what the texts use."""
+    recorded = record_texts(monkeypatch)
+    for tokens in (1, 4):
+        run_model(tokens, 4)
+    run_others()
+    texts = {(kernel, *kernel.text("cuda", launch.template), *dtypes): launch for kernel, launch, dtypes in recorded}
+    assert {kernel.name for kernel, *_ in texts} >= {"verify_qmv_mma", "rank_threshold", "gated_delta_tape"}
+    for (kernel, header, body, *dtypes), launch in texts.items():
+        arrays = zip(kernel.inputs, dtypes, strict=True), zip(kernel.outputs, launch.dtypes, strict=True)
+        signature = Signature(kernel.name, *map(tuple, arrays))
+        code, symbol = cubin(signature, mlx_source(signature, header, body), "sm_80")
+        assert code.startswith(b"\x7fELF")
+        assert symbol.encode() in code
+
+
+@needs_nvrtc
+def test_mlx_finds_code_and_symbol_where_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "jit"))
+    monkeypatch.setattr(subject, "_architecture", lambda: "sm_90")
+    compile_ahead(TWICE, PLAIN, BODY)
+    base = tmp_path / "jit" / module_name(TWICE, mlx_source(TWICE, PLAIN, BODY))
+    name, symbol = base.with_suffix(".txt").read_text().rstrip("\n").split("\t")
+    assert name == "mlx::core::cu::custom_kernel_twice"
+    assert symbol.encode() in base.with_suffix(".ptx").read_bytes()
+    assert sorted(path.suffix for path in (tmp_path / "jit").iterdir()) == [".ptx", ".txt"]
+
+    def never(*_: object) -> None:
+        raise AssertionError("compiled twice")
+
+    monkeypatch.setattr(subject, "cubin", never)
+    compile_ahead(TWICE, PLAIN, BODY)
+
+
+@needs_nvrtc
+def test_what_does_not_compile_is_left_to_mlx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "jit"))
+    monkeypatch.setattr(subject, "_architecture", lambda: "sm_90")
+    with caplog.at_level("INFO"):
+        compile_ahead(TWICE, PLAIN, BODY + "no_such_thing();")
+    assert "no_such_thing" in caplog.text
+    assert not (tmp_path / "jit").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(subject, "_architecture", lambda: "sm_90")
+    monkeypatch.setattr(subject, "cubin", lambda *_: (b"code", "symbol"))
+    with caplog.at_level("INFO"):
+        compile_ahead(TWICE, PLAIN, BODY)
+    assert "left to MLX" in caplog.text
+
+
+def test_the_folder_is_the_user_s_own_unless_another_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_architecture", lambda: "sm_123")
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "/somewhere")
+    assert subject.folder() == Path("/somewhere")
+    monkeypatch.delenv("MLX_PTX_CACHE_DIR")
+    own = subject.folder()
+    assert own.name.startswith("mlx-")
+    assert own.name.endswith("-sm_123")
+    assert os.environ["MLX_PTX_CACHE_DIR"] == str(own)  # MLX reads this
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")  # so that it is put back
