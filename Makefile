@@ -1,6 +1,6 @@
 # Selfdraft. `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup start test test-full test-reference test-clients check mutants bench bench-server bench-sessions clean
+.PHONY: help setup start test test-full test-reference test-clients check mutants bench bench-gpu bench-server bench-sessions clean
 
 PY := .venv/bin/python
 
@@ -43,6 +43,10 @@ mutants: ## plant known faults in a copy and show which test catches each
 bench: ## speed on this machine against stock mlx-lm, in one alternating run
 	@sh scripts/setup.sh
 	$(PY) benchmarks/decode.py
+
+bench-gpu: ## every bar for a GPU, on a synthetic model of 27B shape: 8 minutes, 40 GB of GPU memory; see docs/performance.md
+	@sh scripts/setup.sh
+	$(PY) benchmarks/gpu.py
 
 bench-sessions: ## the second turn: cold, warm in memory, warm on disk, against mlx_lm.server with its prompt cache; 15 minutes
 	@sh scripts/setup.sh

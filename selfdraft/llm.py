@@ -103,7 +103,7 @@ class LLM:
         loaded = draft_fewer(loaded, settings.draft_vocabulary, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
-        engine = Engine(loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, cycle=cycle)
+        engine = Engine(loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.mode, cycle=cycle)
         template = ChatTemplate.from_folder(folder)
         llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings)
         if llm.max_depth:
@@ -298,7 +298,7 @@ class LLM:
         self.max_depth = self.loaded.model.max_depth = min(depth, self.max_depth)
 
     def describe(self) -> dict[str, Any]:
-        """What runs: device, dtype, BLAS, kernels of our own, depth limit."""
+        """What runs: device, dtype, BLAS, kernels of our own, depth limit, mode."""
         return {
             "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
             "blas": active_blas(),
@@ -308,6 +308,7 @@ class LLM:
             "kernels": used_kernels(),
             "max_depth": self.max_depth,
             "context_length": self.context_length,
+            "mode": self.engine.mode,
             "notes": list(self.notes),
         }
 

@@ -67,6 +67,9 @@ class Settings(StoredSettings):
             weights, and for dense ones with OpenBLAS.
         acceptance: rejection rule of unseeded sampling: block verification or token by token.
         prefill_chunk: prompt tokens of one forward.
+        mode: how large buffers of keys and values are made: "turbo", in powers of two, so that few graphs are compiled;
+            "sustained", once, for all that a request may need; "auto" takes turbo for prompts of up to
+            32,768 tokens. Changes no token.
         draft_vocabulary: how many of the first ids the head may draft, beside all special tokens; 0 for all. Others are
             emitted all the same, by corrections. Pays where the vocabulary is large for the model, in languages that
             the first ids serve.
@@ -84,6 +87,7 @@ class Settings(StoredSettings):
     dtype: Dtype = "auto"
     acceptance: Literal["block", "tokenwise"] = "block"
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
+    mode: Literal["auto", "turbo", "sustained"] = "auto"
     draft_vocabulary: Annotated[int, AfterValidator(lambda size: _enough_ids(size))] = 0
     session_cache_max_bytes: ByteSize | None = None
     ssd_session_cache: Literal["on", "write-only", "off"] = "on"

@@ -35,7 +35,8 @@ def status(*, as_json: Annotated[bool, flag("--json", "Print one JSON object. De
         print(json.dumps({**health, "url": instance.url, "model": instance.model, "pid": instance.pid}))
         return
     print(f"{instance.model} at {instance.url}, process {instance.pid}: {health['status']}", end="")
-    print(f", {health['running']} running, {health['waiting']} waiting" if "running" in health else "")
+    print(f", {health['running']} running, {health['waiting']} waiting" if "running" in health else "", end="")
+    print(f", mode {health['mode']}" if "mode" in health else "")
 
 
 @command

@@ -122,6 +122,17 @@ class EngineFlags:
             whole,
         ),
     ] = None
+    mode: Annotated[
+        Literal["auto", "turbo", "sustained"] | None,
+        flag(
+            "--mode",
+            "How memory for a context is set aside: turbo, in few sizes that grow as needed; sustained, once, for all "
+            "that a request may need; auto: turbo for prompts of up to 32768 tokens. Default: $SELFDRAFT_MODE, else "
+            "auto.",
+            _ENGINE,
+            "MODE",
+        ),
+    ] = None
     draft_vocabulary: Annotated[
         int | None,
         flag(

@@ -6,6 +6,7 @@
 from .accept import RULES
 from .depth import DepthStart
 from .engine import Engine
+from .modes import EngineMode, Plan
 from .prefill import SCORED_TOGETHER
 from .profile import ProfiledCycle
 from .row import Request, Row, TokenScores
@@ -19,6 +20,8 @@ __all__ = [
     "Cut",
     "DepthStart",
     "Engine",
+    "EngineMode",
+    "Plan",
     "ProfiledCycle",
     "Request",
     "Row",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
 
+from ..kernels import draw
 from ..kernels.small_arrays import fresh, numbers
 from . import noise
 from .ahead import Unread
@@ -41,7 +43,6 @@ class Batch:
         self.histories = [row.history for row in rows]
         self.unread = unread
         self.counters = [row.counter + self._used(row) for row in rows]
-        self.noise = self._noise(vocab_size)
         self.constraints = [row.request.constraint for row in rows]
         self.constrained = any(constraint is not None for constraint in self.constraints)
         self._vocab_size = vocab_size
@@ -76,15 +77,22 @@ class Batch:
             return 0
         return 1 if row.coupled else self.unread.most
 
-    def _noise(self, vocab_size: int) -> mx.array | None:
+    @cached_property
+    def keys(self) -> mx.array:
+        """Of the noise at every position, [B, K+1, 2]."""
+        return noise.keys(self.streams, self.counters, self.depth + 1, self.counter_shift)
+
+    @cached_property
+    def noise(self) -> mx.array | None:
         """Gumbel noise [B, K+1, V], 0 for greedy rows; None when all are greedy."""
         if all(self.chain.greedy):
             return None
-        drawn = noise.gumbel(self.streams, self.counters, self.depth + 1, vocab_size, self.counter_shift)
-        if any(self.chain.greedy):
-            greedy = numbers(tuple(int(each) for each in self.chain.greedy))
-            drawn = mx.where(greedy[:, None, None] > 0, 0, drawn)
-        return drawn
+        drawn = noise.gumbel(self.keys, self._vocab_size)
+        return mx.where(self._noisy[:, None, None] > 0, drawn, 0) if any(self.chain.greedy) else drawn
+
+    @property
+    def _noisy(self) -> mx.array:
+        return numbers(tuple(int(not greedy) for greedy in self.chain.greedy))
 
     @property
     def unread_lengths(self) -> dict[str, Any]:
@@ -100,8 +108,10 @@ class Batch:
         positions = 1 if drafts is None else drafts.shape[1] + 1
         return allowed_tokens(self.constraints, own, positions, self._vocab_size)
 
-    def choose(self, z: mx.array, position: int | None = None) -> mx.array:
-        """Draw from softmax(z): argmax(z + noise). z is [B, V] at one position, or [B, K+1, V] at all."""
+    def choose(self, z: mx.array, position: int = 0) -> mx.array:
+        """Draw from softmax(z) at positions from `position` on: argmax(z + noise), [B, P] of z [B, P, V]."""
+        if draw.CHECK.passed and draw.fits(self._vocab_size):
+            return draw.draw(z, self.keys[:, position:], self._noisy)
         if self.noise is not None:
-            z = z + (self.noise if position is None else self.noise[:, position])
+            z = z + self.noise[:, position : position + z.shape[1]]
         return mx.argmax(z, axis=-1)

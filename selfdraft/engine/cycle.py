@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..errors import NonFiniteLogits
+from ..kernels import acceptance
 from ..kernels.portable import backend
 from ..kernels.small_arrays import numbers, read, readable
 from ..models.base import Model, runs_ahead
 from ..params import SamplingParams
 from ..state import Captured
 from . import noise
-from .accept import RejectionRule, at, coupled, rejection
+from .accept import BLOCK, RejectionRule, at, coupled, rejection
 from .ahead import Place, Unread, may_draft_ahead
 from .batch import Batch
 from .constraint import Allowed, dead_end
@@ -175,9 +176,9 @@ class Cycle:
         for step in range(batch.depth):
             # What may be drafted and what is allowed could have nothing in common.
             project = self._model.draft_logits if step or first is None else self._model.logits
-            logits = _spread(project(hidden), drafting, len(batch.rows))
-            z = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)[:, 0]
-            drafted = batch.choose(z, step)[:, None]
+            logits = _spread(project(hidden), drafting, len(batch.rows)).astype(mx.float32)
+            z = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)
+            drafted = batch.choose(z, step)
             tokens = mx.concatenate([tokens, drafted], axis=1)
             filtered.append(z)
             finite.append(drawable_positions(logits)[:, 0])
@@ -187,7 +188,7 @@ class Cycle:
                 own = drafted if len(drafting) == len(batch.rows) else drafted[numbers(tuple(drafting))]
                 hidden = self._model.draft(own, hidden, states, offsets, **batch.unread_lengths)
             mx.async_eval(tokens)  # the device drafts while the host builds what comes behind
-        return Drafts(tokens, mx.stack(filtered, axis=1), mx.stack(finite, axis=1))
+        return Drafts(tokens, mx.concatenate(filtered, axis=1), mx.stack(finite, axis=1))
 
     def commit_history(self, rows: Sequence[Row], unread: Unread | None = None) -> mx.array:
         """Give the head the true pairs of what was emitted since it last ran, in one wide pass.
@@ -229,12 +230,13 @@ class Cycle:
         """Decide what stays of the drafts, and the token after."""
         before = drafts.tokens if batch.unread is None or batch.depth else batch.unread.last
         allowed = self._allowed(batch, drafts)
-        z = batch.chain(verified.logits, batch.emitted, batch.histories, before, allowed)
+        raw = verified.logits.astype(mx.float32)
+        z = batch.chain(raw, batch.emitted, batch.histories, before, allowed)
         accepted, following = self._decide(batch, drafts, z)
         positions = mx.arange(batch.depth + 1)
         padded = mx.pad(drafts.tokens, [(0, 0), (0, 1)])
         tokens = mx.where(positions < accepted[:, None], padded, following[:, None])
-        finite = finite_positions(verified.logits)
+        finite = finite_positions(raw)
         if drafts.finite is not None:
             # Columns past a row's depth are padding: another row's hidden, or drafts nobody asked for.
             drafted = mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
@@ -364,21 +366,25 @@ class Cycle:
         """Accepted counts [B] and following tokens [B], each row by its rule."""
         depths = numbers(tuple(batch.depths))
         is_coupled = [row.coupled for row in batch.rows]
-        by_choice = coupled(batch.choose(z), drafts.tokens, depths) if any(is_coupled) else None
-        by_ratio = None
-        if not all(is_coupled):
-            assert batch.noise is not None
-            uniforms = noise.uniform(batch.streams, batch.counters, batch.depth, batch.counter_shift)
-            p = mx.softmax(z, axis=-1)
-            q = p[:, :0] if drafts.z is None else mx.softmax(drafts.z, axis=-1)
-            # Noise of position K: no draft was drawn with it.
-            by_ratio = rejection(self._rule, p, q, drafts.tokens, depths, uniforms, batch.noise[:, -1])
-        if by_choice is None or by_ratio is None:
-            decided = by_choice or by_ratio
-            assert decided is not None
-            return decided
+        if batch.depth == 0 or all(is_coupled):
+            return coupled(batch.choose(z), drafts.tokens, depths)
+        by_ratio = self._reject(batch, drafts, z, depths)
+        if not any(is_coupled):
+            return by_ratio
+        by_choice = coupled(batch.choose(z), drafts.tokens, depths)
         chosen = numbers(tuple(int(each) for each in is_coupled)) > 0
         return mx.where(chosen, by_choice[0], by_ratio[0]), mx.where(chosen, by_choice[1], by_ratio[1])
+
+    def _reject(self, batch: Batch, drafts: Drafts, z: mx.array, depths: mx.array) -> tuple[mx.array, mx.array]:
+        """Rejection sampling of all rows. The noise of position K is for what follows: no draft was drawn with it."""
+        assert drafts.z is not None
+        uniforms = noise.uniform(batch.streams, batch.counters, batch.depth, batch.counter_shift)
+        if acceptance.CHECK.passed and acceptance.fits(batch.depth, z.shape[-1]):
+            given = z, drafts.z, drafts.tokens, depths, uniforms, batch.keys[:, -1]
+            return acceptance.accept_rejection(*given, block=self._rule is BLOCK)
+        assert batch.noise is not None
+        p, q = mx.softmax(z, axis=-1), mx.softmax(drafts.z, axis=-1)
+        return rejection(self._rule, p, q, drafts.tokens, depths, uniforms, batch.noise[:, -1])
 
     def _count(self, row: Row, depth: int, accepted: int, kept: int) -> None:
         """Statistics of a cycle of which `kept` tokens were emitted."""

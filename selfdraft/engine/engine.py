@@ -13,8 +13,9 @@ from ..models.base import Model
 from ..params import SamplingParams
 from . import noise
 from .accept import BLOCK, RejectionRule
-from .cycle import Cycle
+from .cycle import HISTORY_BACKLOG, Cycle
 from .depth import AdaptiveDepth, CostModel, DepthPolicy, DepthStart, FixedDepth
+from .modes import EngineMode, Plan, plan
 from .prefill import Prefill
 from .row import Request, Row, validate
 from .sampling import History
@@ -32,8 +33,12 @@ class Engine:
         model: trunk and head.
         rule: rejection rule for rows that are neither greedy nor seeded.
         prefill_chunk: prompt tokens of one forward.
+        mode: how large buffers of keys and values are made; see `modes.plan`.
         cycle: the stages to use; a `ProfiledCycle` times them.
         start: what `depth=auto` begins with.
+
+    Attributes:
+        most_row_bytes: a row that could come to hold more in turbo is sustained, whatever the mode; None for no limit.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Engine:
         *,
         rule: RejectionRule = BLOCK,
         prefill_chunk: int = 4096,
+        mode: EngineMode = "auto",
         cycle: Cycle | None = None,
         start: DepthStart | None = None,
     ) -> None:
@@ -50,6 +56,8 @@ class Engine:
         self.costs = CostModel()
         self.start_from(start)
         self.prefill_chunk = prefill_chunk
+        self.mode = mode
+        self.most_row_bytes: int | None = None
         self._prefill = Prefill(model, self.cycle, prefill_chunk)
         self._joining: deque[Row] = deque()
         self._running: list[Row] = []
@@ -78,6 +86,22 @@ class Engine:
             request, vocab_size=model.vocab_size, context_length=model.context_length, max_depth=model.max_depth
         )
 
+    def plan(self, request: Request) -> Plan:
+        """The mode that a request would run in; its parameters are resolved."""
+        model, prompt, most = self.model, len(request.prompt), self.most_row_bytes
+        assert request.params.max_tokens is not None
+        tokens = prompt if request.only_prompt else prompt + request.params.max_tokens
+        return plan(
+            self.mode,
+            prompt,
+            min(tokens, model.context_length),
+            # Of each row as many tokens are forwarded as of the deepest, twice where a cycle is started early; and as
+            # many pairs as wait for the head of any.
+            beside=2 * (model.max_depth + 1) + HISTORY_BACKLOG,
+            context=model.context_length,
+            fits=lambda entries: most is None or model.row_bytes(entries) <= most,
+        )
+
     def add(self, request: Request) -> Row:
         """Accept a request; its prompt is forwarded by the next calls of `step`. Raises what `check` raises."""
         model = self.model
@@ -90,6 +114,7 @@ class Engine:
         else:
             policy = FixedDepth(0 if params.depth == "auto" else params.depth)
         speaks = not request.only_prompt and (params.max_tokens > 1 or request.session is not None)
+        planned = self.plan(request)
         row = Row(
             request=request,
             params=params,
@@ -97,6 +122,8 @@ class Engine:
             policy=policy,
             stream=noise.stream(params.seed, request.choice),
             history=History(request.prompt, model.vocab_size) if penalised else None,
+            mode=planned.mode,
+            room=planned.room,
             drafts=model.max_depth > 0 and params.depth != 0 and speaks,
         )
         self._joining.append(row)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ..kernels.draw import gumbel_reference
 from ..kernels.small_arrays import fresh, numbers
 
-__all__ = ["Stream", "gumbel", "stream", "uniform"]
+__all__ = ["Stream", "gumbel", "keys", "stream", "uniform"]
 
 Stream = tuple[int, int]
 
-_LEAST_GUMBEL = -4.0  # below the noise of any other uniform
 _UNIFORM = 0x5BD1E995  # separates uniforms from Gumbel noise at the same counter
 
 
@@ -30,29 +30,24 @@ def stream(seed: int | None, choice: int) -> Stream:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def gumbel(
-    streams: Sequence[Stream], counters: Sequence[int], count: int, vocab_size: int, shift: mx.array | None = None
+def keys(
+    streams: Sequence[Stream], counters: Sequence[int], count: int, shift: mx.array | None = None, purpose: int = 0
 ) -> mx.array:
-    """Standard Gumbel noise [B, count, vocab_size]: row b's at counters[b] + shift[b], and so on; `shift` is [B]."""
-    keys = _keys(streams, counters, count, 0, shift)
-    flat = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
-    # A uniform of exactly 0 (one in 2^32) gives -inf, which would let a law of one token choose another.
-    return mx.maximum(flat, _LEAST_GUMBEL).reshape(len(streams), count, vocab_size)
+    """Threefry keys [B, count, 2]: row b's at counters[b] + shift[b], and so on; `shift` is [B]."""
+    high = numbers(tuple(first ^ purpose for first, _ in streams), mx.uint32)[:, None]
+    start = [second + counter & 0xFFFFFFFF for (_, second), counter in zip(streams, counters, strict=True)]
+    low = fresh(start, mx.uint32)[:, None] + numbers(tuple(range(count)), mx.uint32)  # modulo 2^32
+    if shift is not None:
+        low = low + shift.astype(mx.uint32)[:, None]
+    return mx.stack([mx.broadcast_to(high, low.shape), low], axis=-1)
+
+
+def gumbel(given: mx.array, vocab_size: int) -> mx.array:
+    """Standard Gumbel noise [B, count, vocab_size] of keys [B, count, 2]."""
+    return gumbel_reference(given.reshape(-1, 2), vocab_size).reshape(*given.shape[:2], vocab_size)
 
 
 def uniform(streams: Sequence[Stream], counters: Sequence[int], count: int, shift: mx.array | None = None) -> mx.array:
     """Uniforms in [0, 1), [B, count], independent of the Gumbel noise."""
-    keys = _keys(streams, counters, 1, _UNIFORM, shift)
-    return mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))(keys)
-
-
-def _keys(
-    streams: Sequence[Stream], counters: Sequence[int], count: int, purpose: int, shift: mx.array | None
-) -> mx.array:
-    """Threefry keys [B * count, 2]."""
-    high = numbers(tuple(first ^ purpose for first, _ in streams), mx.uint32)[:, None]
-    start = [second + counter & 0xFFFFFFFF for (_, second), counter in zip(streams, counters, strict=True)]
-    low = fresh(start, mx.uint32)[:, None] + mx.arange(count, dtype=mx.uint32)  # modulo 2^32
-    if shift is not None:
-        low = low + shift.astype(mx.uint32)[:, None]
-    return mx.stack([mx.broadcast_to(high, low.shape), low], axis=-1).reshape(-1, 2)
+    given = keys(streams, counters, 1, shift, _UNIFORM)[:, 0]
+    return mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))(given)

@@ -50,6 +50,8 @@ class Prefill:
         body, session = len(row.request.prompt) - 1, row.request.session
         if session and (known := session.resume(row.state.length, drafts=row.drafts)):
             row.go_on_from(known)
+        for layer in (*row.state.attention, *row.state.head):  # it may be another state by now
+            layer.room = row.room
         if row.state.length < body:
             self._forward_chunk(row, self._next_cut(row, body))
             through = row.done

@@ -11,10 +11,11 @@ from ..errors import ContextOverflow, InvalidRequest
 from ..kernels.small_arrays import fresh
 from ..params import MAX_LOGPROBS, SamplingParams
 from ..results import FinishReason
-from ..state import RowState
+from ..state import Room, RowState
 from . import noise
 from .constraint import Constraint
 from .depth import DepthPolicy
+from .modes import RowMode
 from .sampling import History
 from .session import Boundary, Cut, Session
 from .statistics import RowStatistics
@@ -115,6 +116,7 @@ class Row:
     Attributes:
         emitted, scores: tokens so far, and their scores if the request asks for them.
         prompt_scores: likewise of the prompt's tokens but the first, as far as it is forwarded.
+        mode, room: how large its buffers are made.
         drafts: whether its head's history is kept; a row fixed at depth 0 needs none, nor one of a single token,
             unless others go on from it.
         tail: during prefill, the trunk's hidden of the newest token in `state`, [1, H]; its pair is formed with the
@@ -131,6 +133,8 @@ class Row:
     policy: DepthPolicy
     stream: noise.Stream
     history: History | None
+    mode: RowMode
+    room: Room
     drafts: bool
     emitted: list[int] = field(default_factory=list)
     scores: list[TokenScores] = field(default_factory=list)
@@ -197,7 +201,7 @@ class Row:
         kinds = " ".join(f"{kind}={count}" for kind, count in figures.emitted.items() if count)
         return (
             f"prompt_tokens={len(self.request.prompt)} restored_tokens={self.statistics.restored_tokens} "
-            f"emitted_tokens={len(self.emitted)} cycles={figures.cycles} "
+            f"emitted_tokens={len(self.emitted)} cycles={figures.cycles} mode={self.mode} "
             f"tokens_per_cycle={figures.tokens_per_cycle:.2f} acceptance=[{acceptance}] {kinds} "
             f"rope_position_of_last={self.state.length} tokens_per_second={figures.tokens_per_second:.1f} "
             f"finish={self.finish_reason}"

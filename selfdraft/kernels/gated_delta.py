@@ -13,6 +13,8 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx_lm.models.gated_delta import gated_delta_kernel
 
+from . import gated_delta_scan as scan
+
 __all__ = ["gated_delta_chunked", "gated_delta_prefill", "gated_delta_steps", "unit_lower_inverse"]
 
 CHUNK = 64  # tokens solved together; a power of two
@@ -47,15 +49,17 @@ def gated_delta_steps(
 def gated_delta_prefill(
     q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Many tokens, only the last state: mlx-lm's Metal kernel where it runs, else the chunked form.
+    """Many tokens, only the last state: mlx-lm's kernel on Metal, ours on CUDA where it fits, else the chunked form.
 
     Returns:
-        y [B, T, Hv, Dv] and the state after the last token.
+        y [B, T, Hv, Dv], in fp32 or the dtype of q, and the state after the last token.
     """
     on_metal = mx.metal.is_available() and mx.default_device() == mx.gpu
     if on_metal and k.shape[-1] % 32 == 0:
         y, state = gated_delta_kernel(q, k, v, g, beta, state)
         return y, state
+    if scan.fits(q, k, v) and scan.CHECK.passed:
+        return scan.gated_delta_scan(q, k, v, g, beta, state)
     return gated_delta_chunked(q, k, v, g, beta, state)
 
 

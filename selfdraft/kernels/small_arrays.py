@@ -29,8 +29,8 @@ def fresh(values: Sequence[int], dtype: mx.Dtype = mx.int32) -> mx.array:
 
 @lru_cache(maxsize=4096)
 def numbers(values: tuple[int, ...], dtype: mx.Dtype = mx.int32) -> mx.array:
-    """The same, made once: for numbers that come again."""
-    array = fresh(values, dtype)
+    """The same, made once and `moved`: for numbers that come again."""
+    array = moved(fresh(values, dtype))
     mx.async_eval(array)  # other threads may use it
     return array
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..engine import SCORED_TOGETHER, Request
+from collections.abc import Callable
+
+from ..engine import SCORED_TOGETHER, Plan, Request
 from ..memory import free_memory
 from ..models.loader import LoadedModel
 from .errors import OutOfMemoryBudget
@@ -23,18 +25,24 @@ class MemoryBudget:
     Args:
         loaded: the model, its weights in memory already.
         limit: bytes for rows; None takes 90% of what is free now.
+        plan: how large a row's buffers are made; None takes them for as large as need be.
     """
 
-    def __init__(self, loaded: LoadedModel, limit: int | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, limit: int | None = None, plan: Callable[[Request], Plan] | None = None
+    ) -> None:
         self._model = loaded.model
+        self._plan = plan
         self.total = limit if limit is not None else int(_SPARE * free_memory())
         self._limited = limit is not None
 
     def need(self, request: Request) -> int:
         """Bytes a request may come to hold: prompt and all tokens it may emit, and the scores of its prompt."""
         assert request.params.max_tokens is not None
-        tokens = min(len(request.prompt) + request.params.max_tokens, self._model.context_length)
-        return self._model.row_bytes(tokens) + self._scores(request)
+        entries = min(len(request.prompt) + request.params.max_tokens, self._model.context_length)
+        if self._plan is not None:
+            entries = self._plan(request).entries
+        return self._model.row_bytes(entries) + self._scores(request)
 
     def _scores(self, request: Request) -> int:
         if request.prompt_logprobs is None:

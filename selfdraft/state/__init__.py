@@ -4,15 +4,17 @@ A row's state knows lengths and arrays; it knows nothing of tokens, sampling or 
 """
 
 from .captured import Captured, CapturedLayer
-from .kv import GROWTH, KeyValues, attend, capacity
+from .kv import DOUBLED, GROWTH, KeyValues, Room, attend, capacity
 from .row import RecurrentState, RowState, StateShape, stacked
 
 __all__ = [
+    "DOUBLED",
     "GROWTH",
     "Captured",
     "CapturedLayer",
     "KeyValues",
     "RecurrentState",
+    "Room",
     "RowState",
     "StateShape",
     "attend",

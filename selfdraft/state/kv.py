@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..kernels import few_query_attention as few_queries
 from ..kernels.small_arrays import numbers
 
-__all__ = ["GROWTH", "KeyValues", "attend", "capacity"]
+__all__ = ["DOUBLED", "GROWTH", "KeyValues", "Room", "attend", "capacity"]
 
 GROWTH = 256  # entries by which a buffer grows at first
 _SHARE = 16  # then by this part of it or more: long ones are copied, and compiled for, less often
+DOUBLED = 32768  # entries of the largest buffer that is a power of two because it should be
 
 
 def capacity(tokens: int) -> int:
@@ -24,16 +26,47 @@ def capacity(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
+@dataclass(frozen=True)
+class Room:
+    """How large buffers are made, whenever they are made or grow. What they hold does not hang on it.
+
+    Attributes:
+        least: entries for which there is room from the first on: up to these, nothing is copied.
+        doubling: powers of two up to `DOUBLED`: few sizes, for each of which a graph is compiled, but up to twice what
+            is needed. Else what `capacity` says.
+        most: entries that no power of two need go beyond.
+    """
+
+    least: int = 0
+    doubling: bool = False
+    most: int = DOUBLED
+
+    def entries(self, tokens: int) -> int:
+        """Entries of a buffer that holds so many."""
+        needed = capacity(max(tokens, self.least))
+        if not self.doubling or needed > DOUBLED:
+            return needed
+        doubled = GROWTH
+        while doubled < needed:
+            doubled *= 2
+        return max(min(doubled, capacity(self.most)), needed)
+
+
 class KeyValues:
     """A growing buffer of keys and values, each [1, heads, capacity, head_dim].
 
     It holds no length: the caller says where it writes, so moving a length back is the whole of a rollback.
     A `fork` shares the arrays until one side writes.
+
+    Attributes:
+        keys, values: None until something is written.
+        room: how large they are made from now on.
     """
 
     def __init__(self) -> None:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
+        self.room = Room()
         self._shared = False  # with a fork, as far as is known
 
     def fork(self) -> KeyValues:
@@ -48,7 +81,7 @@ class KeyValues:
         for buffer in (self.keys, self.values):
             held = 0 if buffer is None else buffer.shape[2]
             if buffer is None or held < end:
-                buffer = _grown(buffer, end - held, mx.zeros((1, heads, 1, width), dtype=dtype))
+                buffer = _grown(buffer, self.room.entries(end), mx.zeros((1, heads, 1, width), dtype=dtype))
             elif self._shared:
                 buffer = buffer * 1  # other memory, the same bits
             kept.append(buffer)
@@ -63,27 +96,24 @@ class KeyValues:
             Keys and values of positions 0 .. offset + T.
         """
         end = offset + keys.shape[2]
-        self.keys = _stored(self.keys, offset, keys)
-        self.values = _stored(self.values, offset, values)
+        self.keys = _stored(self.keys, self.room, offset, keys)
+        self.values = _stored(self.values, self.room, offset, values)
         self._shared = False
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
-def _stored(buffer: mx.array | None, offset: int, new: mx.array) -> mx.array:
-    tokens = new.shape[2]
-    held = 0 if buffer is None else buffer.shape[2]
-    short = offset + tokens - held
-    if short > 0:
-        buffer = _grown(buffer, short, new)
-    assert buffer is not None
+def _stored(buffer: mx.array | None, room: Room, offset: int, new: mx.array) -> mx.array:
+    end = offset + new.shape[2]
+    if buffer is None or buffer.shape[2] < end:
+        buffer = _grown(buffer, room.entries(end), new)
     return mx.slice_update(buffer, new, mx.array([offset]), (2,))
 
 
-def _grown(buffer: mx.array | None, short: int, like: mx.array) -> mx.array:
-    """With room for at least `short` positions more."""
+def _grown(buffer: mx.array | None, entries: int, like: mx.array) -> mx.array:
+    """A buffer of so many entries that begins as this one, which is copied."""
     _, heads, _, width = like.shape
     held = 0 if buffer is None else buffer.shape[2]
-    extra = mx.zeros((1, heads, capacity(held + short) - held, width), dtype=like.dtype)
+    extra = mx.zeros((1, heads, entries - held, width), dtype=like.dtype)
     return extra if buffer is None else mx.concatenate([buffer, extra], axis=2)
 
 

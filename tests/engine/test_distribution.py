@@ -65,10 +65,10 @@ def counted_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 def sample(model: Any, setting: dict[str, Any], depths: Sequence[int], rows: int, rule: str) -> list[Row]:
     """Rows that ran to their end, depths in turn."""
     done: list[Row] = []
+    asked = [params(depth=depth, max_tokens=TOKENS + 1, **setting) for depth in depths]
     while len(done) < rows:
         engine = Engine(model, rule=RULES[rule])
-        asked = [params(depth=depths[i % len(depths)], max_tokens=TOKENS + 1, **setting) for i in range(BATCH)]
-        done += fork_rows(engine, PROMPT, FIRST, asked)
+        done += fork_rows(engine, PROMPT, FIRST, (asked * BATCH)[:BATCH])
         finish(engine)
     return done
 

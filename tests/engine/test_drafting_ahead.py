@@ -59,7 +59,7 @@ def decode(model: Qwen35, kind: type[Counting], asked: Sequence[Request]) -> tup
     return cycle, rows
 
 
-def assert_the_same(model: Qwen35, asked: Sequence[Request], least: int = 5) -> list[Row]:
+def assert_the_same(model: Qwen35, asked: Sequence[Request], least: int = 5) -> tuple[Counting, list[Row]]:
     cycle, ahead = decode(model, Counting, asked)
     _, waited = decode(model, Waiting, asked)
     assert cycle.early >= least
@@ -80,7 +80,7 @@ def assert_the_same(model: Qwen35, asked: Sequence[Request], least: int = 5) -> 
             length = mine.length if one in mine.attention else mine.head_length
             assert mx.array_equal(one.keys[:, :, :length], two.keys[:, :, :length])
             assert mx.array_equal(one.values[:, :, :length], two.values[:, :, :length])
-    return ahead
+    return cycle, ahead
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def assert_the_same(model: Qwen35, asked: Sequence[Request], least: int = 5) -> 
 )
 @pytest.mark.parametrize("depth", [1, 3])
 def test_every_kind_of_sampling(model: Qwen35, given: dict[str, Any], depth: int) -> None:
-    (row,) = assert_the_same(model, [request(PROMPT, depth=depth, max_tokens=TOKENS, **given)])
+    _, (row,) = assert_the_same(model, [request(PROMPT, depth=depth, max_tokens=TOKENS, **given)])
     assert len(row.emitted) == TOKENS
 
 
@@ -140,16 +140,15 @@ def test_a_text_that_ends_inside_a_cycle(model: Qwen35) -> None:
 def test_what_the_host_decides_is_waited_for(model: Qwen35) -> None:
     for given in ({"presence_penalty": 1.5}, {"repetition_penalty": 1.3}):
         asked = [request(PROMPT, depth=3, max_tokens=TOKENS, temperature=0.0, **given)]
-        assert decode(model, Counting, asked)[0].early == 0
-        assert_the_same(model, asked, least=0)
+        cycle, _ = assert_the_same(model, asked, least=0)
+        assert cycle.early == 0
     asked = [
         request(
             PROMPT, depth=2, max_tokens=TOKENS, min_tokens=20, stop_ids=frozenset(range(8)), temperature=1.0, seed=1
         )
     ]
-    _, (row,) = decode(model, Counting, asked)
+    _, (row,) = assert_the_same(model, asked, least=0)
     assert len(row.emitted) >= 20
-    assert_the_same(model, asked, least=0)
 
 
 def test_one_wait_a_cycle(model: Qwen35) -> None:

@@ -25,19 +25,19 @@ SIGNIFICANCE = 1e-4
 
 def gumbel(seed: int, choice: int, index: int) -> list[float]:
     """Noise of one position, drawn alone."""
-    drawn: list[float] = np.array(noise.gumbel([noise.stream(seed, choice)], [index], 1, V))[0, 0].tolist()
+    drawn: list[float] = np.array(noise.gumbel(noise.keys([noise.stream(seed, choice)], [index], 1), V))[0, 0].tolist()
     return drawn
 
 
 def many(count: int) -> npt.NDArray[np.float32]:
-    return np.array(noise.gumbel([noise.stream(5, 0), noise.stream(6, 0)], [0, 0], count, V))
+    return np.array(noise.gumbel(noise.keys([noise.stream(5, 0), noise.stream(6, 0)], [0, 0], count), V))
 
 
 def test_same_address_same_value_whatever_the_batch_or_count() -> None:
     alone = {(seed, index): gumbel(seed, 0, index) for seed in (1, 2, 3) for index in range(3, 9)}
     streams = [noise.stream(seed, 0) for seed in (3, 1, 2)]
     starts = [3, 5, 4]
-    batch = np.array(noise.gumbel(streams, starts, 4, V)).tolist()
+    batch = np.array(noise.gumbel(noise.keys(streams, starts, 4), V)).tolist()
     for row, (seed, start) in enumerate(zip((3, 1, 2), starts, strict=True)):
         for i in range(4):
             assert batch[row][i] == alone[seed, start + i]
@@ -67,8 +67,8 @@ def test_unseeded_streams_are_fresh() -> None:
 
 def test_counters_wrap_at_32_bits_without_an_error() -> None:
     """A stream's low word may be close to 2^32, and the index is added to it."""
-    high = noise.gumbel([(7, 2**32 - 2)], [0], 4, V)
-    low = noise.gumbel([(7, 0)], [0], 2, V)
+    high = noise.gumbel(noise.keys([(7, 2**32 - 2)], [0], 4), V)
+    low = noise.gumbel(noise.keys([(7, 0)], [0], 2), V)
     assert mx.array_equal(high[:, 2:], low)
 
 
@@ -108,7 +108,7 @@ def test_uniforms_have_addresses_of_their_own() -> None:
     streams = [noise.stream(seed, 0) for seed in range(4000)]
     counters = [4] * len(streams)
     uniforms = np.array(noise.uniform(streams, counters, V))  # as many as tokens, so that equal keys give equal bits
-    judged = np.exp(-np.exp(-np.array(noise.gumbel(streams, counters, 1, V))[:, 0].astype(np.float64)))
+    judged = np.exp(-np.exp(-np.array(noise.gumbel(noise.keys(streams, counters, 1), V))[:, 0].astype(np.float64)))
     assert np.abs(uniforms - judged).max(axis=1).min() > 0.1
     assert abs(stats.spearmanr(uniforms.ravel(), judged.ravel()).statistic) < 4 / np.sqrt(uniforms.size)
 
@@ -116,21 +116,22 @@ def test_uniforms_have_addresses_of_their_own() -> None:
 def test_an_unseeded_row_never_sees_a_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of different depths in one batch draw as many positions as the deepest; a seeded row draws by its index."""
     drawn: dict[noise.Stream, list[range]] = {}
-    gumbel = noise.gumbel
+    keys = noise.keys
 
     def recorded(
         streams: Sequence[noise.Stream],
         counters: Sequence[int],
         count: int,
-        vocab_size: int,
         shift: mx.array | None = None,
+        purpose: int = 0,
     ) -> mx.array:
         assert shift is None
         for stream, counter in zip(streams, counters, strict=True):
-            drawn.setdefault(stream, []).append(range(counter, counter + count))
-        return gumbel(streams, counters, count, vocab_size)
+            if purpose == 0:
+                drawn.setdefault(stream, []).append(range(counter, counter + count))
+        return keys(streams, counters, count, shift, purpose)
 
-    monkeypatch.setattr(noise, "gumbel", recorded)
+    monkeypatch.setattr(noise, "keys", recorded)
     engine = Engine(nano_model(sharpness=1.0, **SMALLER))
     rows = [engine.add(request([1, 2], depth=depth, max_tokens=20, temperature=1.0)) for depth in (0, 1, 2, 5)]
     seeded = engine.add(request([1, 2], depth=3, max_tokens=20, temperature=1.0, seed=9))
@@ -149,7 +150,7 @@ def test_an_unseeded_row_never_sees_a_number_twice(monkeypatch: pytest.MonkeyPat
 
 def test_no_noise_is_infinite() -> None:
     """This key's bits for token 5 are all 0: a Gumbel of -inf, with which a law of that token alone chooses another."""
-    drawn = noise.gumbel([(1, 48_737_070)], [0], 1, 16)
+    drawn = noise.gumbel(noise.keys([(1, 48_737_070)], [0], 1), 16)
     least = np.array(drawn).min()
     assert least == drawn[0, 0, 5].item()
     assert np.isfinite(least)

@@ -5,6 +5,7 @@ A host that takes a faulty text makes every test of a kernel worthless.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tests.support.host_kernels import needs_compiler, run_on_host
 
 pytestmark = needs_compiler
 
+ROOT = Path(__file__).parents[2]
 Run = Callable[..., mx.array]
 POISON = 2**32 - 1  # what is in memory that nobody wrote, or that lies outside; NaN as a float
 
@@ -212,45 +214,64 @@ def test_products_and_sums_are_not_joined(run: Run) -> None:
 
 
 ALONE = """
+import faulthandler, os, sys
 import mlx.core as mx
 from selfdraft.kernels import portable
 from selfdraft.kernels.portable import Kernel, Launch
 from tests.support.host_kernels import run_on_host
 
 read = portable.read_source
-portable.read_source = lambda name: {body!r} if name == "fake" else read(name)
-run_on_host(Kernel("fake", ("x",), ("y",)), [mx.zeros(64)], Launch({{}}, (1, 1, 1), 64, [(64,)], [mx.float32]))
-print("it ended")
+for number, body in enumerate(sys.argv[1:]):
+    with open(f"{number}.out", "wb") as output:
+        if os.fork():
+            print(os.wait()[1], flush=True)
+            continue
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    faulthandler.enable()
+    portable.read_source = lambda name: body if name == "fake" else read(name)
+    run_on_host(Kernel("fake", ("x",), ("y",)), [mx.zeros(64)], Launch({}, (1, 1, 1), 64, [(64,)], [mx.float32]))
+    print("it ended", flush=True)
+    os._exit(0)
 """
 
+IMPOSSIBLE = {
+    "barrier": ("if (thread < 40) { BARRIER(); } y[thread] = 0;", "40 threads wait"),
+    "lane": ("y[thread] = lane < 31 ? simd_total(x[thread]) : 0;", "62 threads wait"),
+    "two exchanges": (
+        "if (lane < 16) { y[thread] = simd_total(1); }\nelse { y[thread] = simd_total(2); }",
+        "different places",
+    ),
+    "two barriers": (
+        "if (thread < 32) { BARRIER(); y[thread] = 0; }\nelse { BARRIER(); y[thread] = 1; }",
+        "different places",
+    ),
+    "memory": ("SHARED(float, kept, 16000); kept[thread] = 0; y[thread] = 0;", "too many"),
+    "lane 32": ("y[thread] = simd_from(x[thread], lane + 1);", "no lane 32"),
+    "far read": ("const float far = x[64 + 64 + thread]; y[thread] = far == 1 ? 1 : 0;", "Fatal Python error"),
+}
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("if (thread < 40) { BARRIER(); } y[thread] = 0;", "40 threads wait"),
-        ("y[thread] = lane < 31 ? simd_total(x[thread]) : 0;", "62 threads wait"),
-        ("if (lane < 16) { y[thread] = simd_total(1); }\nelse { y[thread] = simd_total(2); }", "different places"),
-        ("if (thread < 32) { BARRIER(); y[thread] = 0; }\nelse { BARRIER(); y[thread] = 1; }", "different places"),
-        ("SHARED(float, kept, 16000); kept[thread] = 0; y[thread] = 0;", "too many"),
-        ("y[thread] = simd_from(x[thread], lane + 1);", "no lane 32"),
-        ("const float far = x[64 + 64 + thread]; y[thread] = far == 1 ? 1 : 0;", "Fatal Python error"),
-    ],
-    ids=["barrier", "lane", "two exchanges", "two barriers", "memory", "lane 32", "far read"],
-)
-def test_what_no_gpu_can_run_ends_the_process(body: str, message: str) -> None:
+
+def test_what_no_gpu_can_run_ends_the_process(tmp_path: Path) -> None:
     """Threads that wait for ever, or meet at different places; what is beyond a chip's bounds; and reads beyond the
-    guards, which need not show in a result."""
+    guards, which need not show in a result. Each in a fork of a process that imported MLX and never used it."""
+    fine = "y[thread] = x[thread];"
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", ALONE.format(body=body)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
+        [sys.executable, "-c", ALONE, *(body for body, _ in IMPOSSIBLE.values()), fine],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
+        timeout=120,
+        check=True,
     )
-    assert done.returncode < 0, done.stdout
-    assert message in done.stderr
-    assert "it ended" not in done.stdout
+    ends = [int(line) for line in done.stdout.split()]
+    said = [(tmp_path / f"{number}.out").read_text() for number in range(len(ends))]
+    assert (ends.pop(), said.pop()) == (0, "it ended\n")
+    for (what, (_, message)), status, text in zip(IMPOSSIBLE.items(), ends, said, strict=True):
+        assert os.WIFSIGNALED(status), (what, text)
+        assert message in text, what
+        assert "it ended" not in text, what
 
 
 def test_a_text_that_does_not_compile_is_shown(run: Run) -> None:

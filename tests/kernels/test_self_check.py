@@ -42,6 +42,14 @@ def test_a_verdict(error: Callable[[], float], gain: Callable[[], float] | None,
     assert self_checks() == [check]
 
 
+def test_one_slow_measurement_does_not_leave_a_kernel_out() -> None:
+    gains = iter([0.9, 0.8, 1.2, 0.9, 0.97, 0.95])
+    assert SelfCheck("kernel", lambda: 0.0, 0.01, lambda: next(gains)).passed
+    check = SelfCheck("kernel", lambda: 0.0, 0.01, lambda: next(gains))
+    assert not check.passed
+    assert "0.97 times as fast" in (check.reason or "")
+
+
 def test_a_check_runs_once_and_not_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[int] = []
     check = SelfCheck("kernel", lambda: float(runs.append(1) or 0), 0.1)

@@ -422,7 +422,7 @@ def test_report_11_memory_is_given_back(server: Running) -> None:
     with server.client() as client:
 
         def load() -> tuple[int, int]:
-            for n in range(100):
+            for n in range(50):
                 chat(client, messages=[{"role": "user", "content": "word " * (n % 7 * 8)}], max_tokens=2, depth=n % 4)
             assert server.idle()
             mx.clear_cache()

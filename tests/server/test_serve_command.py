@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+
+from selfdraft.cli.app import main
 
 from .conftest import within
 
@@ -49,19 +51,41 @@ def serving(folder: Path, home: dict[str, str], *arguments: str) -> Iterator[tup
         process.stderr.close()
 
 
-def control(home: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], env=home, capture_output=True, text=True, timeout=60)
+@pytest.fixture
+def control(
+    home: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Call the command line in this process, with the same notes: what ends at once, and loads no model."""
+    for name in ("XDG_STATE_HOME", "HOME"):
+        monkeypatch.setenv(name, home[name])
+    monkeypatch.setattr("selfdraft.loading.load", None)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        return main(arguments), *capsys.readouterr()
+
+    return call
 
 
-def test_status_and_stop_find_the_server(nano_folder: Path, home: dict[str, str]) -> None:
-    assert control(home, "status").returncode == 1
-    assert "no server runs" in control(home, "stop").stderr
+def test_status_and_stop_find_the_server(
+    nano_folder: Path, home: dict[str, str], control: Callable[..., tuple[int, str, str]]
+) -> None:
+    assert control("status")[0] == 1
+    assert "no server runs" in control("stop")[2]
     with serving(nano_folder, home) as (process, url):
-        status = json.loads(control(home, "status", "--json").stdout)
+        status = json.loads(control("status", "--json")[1])
         assert (status["status"], status["url"], status["pid"]) == ("ok", url, process.pid)
-        assert control(home, "stop").returncode == 0
+        a_taken_port_is_one_clear_line(home, url.rsplit(":", 1)[1])
+        assert control("stop")[0] == 0
         assert process.wait(5) == 0
-    assert json.loads(control(home, "status", "--json").stdout) == {"status": "stopped"}
+    assert json.loads(control("status", "--json")[1]) == {"status": "stopped"}
+
+
+def a_taken_port_is_one_clear_line(home: dict[str, str], port: str) -> None:
+    command = [*COMMAND, "serve", "--port", port]
+    ended = subprocess.run(command, env=home, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "is in use" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_sigterm_lets_an_answer_finish(nano_folder: Path, home: dict[str, str]) -> None:
@@ -77,23 +101,14 @@ def test_sigterm_lets_an_answer_finish(nano_folder: Path, home: dict[str, str]) 
         assert process.wait(20) == 0
 
 
-def test_bad_flags_are_refused_before_a_model_is_loaded(home: dict[str, str]) -> None:
-    for arguments, said in (
+def test_bad_flags_are_refused_before_a_model_is_loaded(control: Callable[..., tuple[int, str, str]]) -> None:
+    for arguments, expected in (
         (["--port", "x"], "not a whole number"),
         (["--port", "70000"], "--port"),
         (["--host", "0.0.0.0"], "--api-key-file"),
         (["--cors-origin", "*"], "no origin"),
         (["--log-file", "/nonexistent/folder/log"], "--log-file"),
     ):
-        ended = control(home, "serve", *arguments)
-        assert ended.returncode == 2, ended.stderr
-        assert said in ended.stderr
-        assert "Traceback" not in ended.stderr
-
-
-def test_a_taken_port_is_one_clear_line(nano_folder: Path, home: dict[str, str]) -> None:
-    with serving(nano_folder, home) as (_, url):
-        ended = control(home, "serve", "--port", url.rsplit(":", 1)[1])
-        assert ended.returncode == 1
-        assert "is in use" in ended.stderr
-        assert "Traceback" not in ended.stderr
+        code, _, said = control("serve", *arguments)
+        assert code == 2, said
+        assert expected in said

@@ -26,6 +26,7 @@ from tests.sessions.test_exact import CHUNK, KINDS, MODELS, Watched, check_bank,
 from tests.support.checkpoints import add_text_side
 from tests.support.nano import nano_model, write_checkpoint
 from tests.support.rows import finish, params
+from tests.support.sessions import Known
 
 PLENTY = 10**9
 
@@ -35,10 +36,13 @@ def store_in(folder: Path, identity: str = "a" * 64, **options: Any) -> DiskStor
 
 
 class Process:
-    """A bank on a folder, as a process has it."""
+    """A bank on a folder, as a process has it; replays may be shared with other processes of the model."""
 
-    def __init__(self, model: Any, folder: Path, *, limit: int = PLENTY, **options: Any) -> None:
+    def __init__(
+        self, model: Any, folder: Path, *, limit: int = PLENTY, replayed: Known | None = None, **options: Any
+    ) -> None:
         self.model = model
+        self.replayed = Known() if replayed is None else replayed
         self.bank = SessionBank(model.new_state, limit)
         self.store = store_in(folder, **options)
         self.bank.attach(self.store, self.store.records())
@@ -50,7 +54,7 @@ class Process:
         row = engine.add(Request(prompt, params(temperature=0.0, max_tokens=tokens, depth=depth), session=session))
         finish(engine)
         engine.settle(row)
-        check_row(self.model, row, session)
+        check_row(self.model, row, session, self.replayed)
         return row.emitted, row.statistics.restored_tokens
 
     def end(self) -> None:
@@ -65,13 +69,13 @@ def prompt_of(seed: int, length: int) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("depth", [0, 3])
 def test_a_conversation_over_restarts(tmp_path: Path, kind: str, depth: int) -> None:
-    model, rng = MODELS[kind], random.Random(depth)
+    model, rng, replayed = MODELS[kind], random.Random(depth), Known()
     tokens = prompt_of(1, 21)
     for turn in range(4):
-        process = Process(model, tmp_path)
+        process = Process(model, tmp_path, replayed=replayed)
         answer, restored = process.ask(tokens, [rng.randrange(1, len(tokens))], depth)
         assert restored == (len(tokens) - 4 if turn else 0)
-        check_bank(model, process.bank)  # all of it, most read from disk
+        check_bank(model, process.bank, replayed)  # all of it, most read from disk
         process.end()
         tokens = [*tokens, *answer, *prompt_of(turn, 4)]
 
@@ -79,11 +83,11 @@ def test_a_conversation_over_restarts(tmp_path: Path, kind: str, depth: int) -> 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_conversations_in_little_memory(tmp_path: Path, seed: int) -> None:
     """Boundaries leave memory and come back, in one process and the next."""
-    model, rng = MODELS["bf16"], random.Random(seed)
+    model, rng, replayed = MODELS["bf16"], random.Random(seed), Known()
     histories = [prompt_of(seed, rng.randint(5, 40))]
     hits = 0
     for _ in range(3):
-        process = Process(model, tmp_path, limit=rng.choice([0, 12_000, 40_000]))
+        process = Process(model, tmp_path, limit=rng.choice([0, 12_000, 40_000]), replayed=replayed)
         for _ in range(4):
             prompt = [*rng.choice(histories), *prompt_of(rng.randrange(9), rng.randint(1, 9))]
             stops = [rng.randrange(1, len(prompt)) for _ in range(2)]

@@ -6,8 +6,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from selfdraft.state import KeyValues, RecurrentState, RowState, StateShape, attend, stacked
-from selfdraft.state.kv import GROWTH, capacity
+from selfdraft.state import (
+    DOUBLED,
+    GROWTH,
+    KeyValues,
+    RecurrentState,
+    Room,
+    RowState,
+    StateShape,
+    attend,
+    capacity,
+    stacked,
+)
 
 HEADS, WIDTH = 2, 4
 
@@ -125,6 +135,47 @@ def test_capacities_are_few_and_not_much_too_large(tokens: int) -> None:
     assert len({capacity(n) for n in range(1, tokens + 1, max(tokens // 5000, 1))}) <= 16 + 8 * max(
         0, tokens.bit_length() - 12
     )
+
+
+def test_room_in_powers_of_two() -> None:
+    """Few sizes, none twice what is needed; those behind the largest grow in smaller steps, and none beyond a limit."""
+    room = Room(doubling=True)
+    made = {
+        tokens: room.entries(tokens)
+        for tokens in [*range(1, DOUBLED, 97), *(2**i + j for i in range(8, 16) for j in (0, 1))]
+    }
+    assert set(made.values()) == {GROWTH * 2**i for i in range(8)} | {capacity(DOUBLED + 1)}
+    assert all(tokens <= size < max(2 * tokens, GROWTH + 1) for tokens, size in made.items())
+    assert room.entries(100_000) == capacity(100_000)
+    limited = Room(doubling=True, most=5000)
+    assert [limited.entries(tokens) for tokens in (2000, 4097, 5000)] == [2048, capacity(5000), capacity(5000)]
+    assert limited.entries(6000) == capacity(6000)  # what is written has a place, whatever was said
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_room_that_was_asked_for_is_made_at_once(in_place: bool) -> None:
+    """And a fork grows as the buffer that it is of."""
+    kv = KeyValues()
+    kv.room = Room(least=1000)
+
+    def store(buffer: KeyValues, offset: int, count: int) -> int:
+        if in_place:
+            return buffer.writable(offset + count, HEADS, WIDTH, mx.float32)[0].shape[2]
+        buffer.write(offset, entries(offset, count), entries(offset, count))
+        assert buffer.keys is not None
+        return int(buffer.keys.shape[2])
+
+    assert store(kv, 0, 3) == store(kv, 3, 990) == capacity(1000)
+    twin = kv.fork()
+    kv.room = Room(doubling=True)
+    assert store(kv, 993, 40) == 2048
+    twin.room = Room(least=3000)
+    assert store(twin, 993, 40) == capacity(3000)
+    restored = KeyValues()
+    restored.keys, restored.values = entries(0, 5), entries(0, 5)  # as a session gives it, without room
+    restored.room = Room(least=1000)
+    assert store(restored, 5, 1) == capacity(1000)
+    assert positions(restored.keys)[:5] == [0, 1, 2, 3, 4]
 
 
 SHAPE = StateShape(

@@ -12,6 +12,7 @@ from selfdraft.kernels import (
     attention_inputs,
     few_query_attention,
     gated_delta_mixer,
+    gated_delta_scan,
     gated_delta_tape,
     rank_threshold,
     verify_qmv,
@@ -36,7 +37,7 @@ def record_texts(patch: pytest.MonkeyPatch) -> Recorded:
         return lambda inputs: zeros
 
     patch.setattr(Kernel, "prepared", prepared)
-    for module in (*MODULES, gated_delta_tape, rank_threshold):
+    for module in (*MODULES, gated_delta_scan, gated_delta_tape, rank_threshold):
         patch.setattr(module, "_CALLS", {})
         if hasattr(module, "backend"):
             patch.setattr(module, "backend", lambda: "cuda")
@@ -74,9 +75,10 @@ def run_model(tokens: int, held: int) -> None:
 
 
 def run_others() -> None:
-    """The calls that a cycle makes beside its layers, and those for a mixer that its kernel does not fit."""
+    """What a cycle calls beside its layers, what they call where the mixer's kernel does not fit, and for a prompt."""
     rank_threshold.rank_threshold(mx.zeros((1, 4, 248_320)), mx.array([20], mx.int32), mx.array([0.9]))
     q, v = mx.zeros((1, 4, 16, 128), BF16), mx.zeros((1, 4, 48, 128), BF16)
     gates, state = mx.zeros((1, 4, 48)), mx.zeros((1, 48, 128, 128))
+    gated_delta_scan.gated_delta_scan(q, q, v, gates, gates.astype(BF16), state)
     _, _, tape = gated_delta_tape.gated_delta_verify(q, q, v, gates, gates, state, None, mx.array([0], mx.int32))
     gated_delta_tape.gated_delta_replay(state, tape, mx.array([4], mx.int32))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import mmap
 import os
 import shutil
 import subprocess
-import tempfile
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,9 +19,12 @@ import numpy as np
 import pytest
 
 from selfdraft.kernels import (
+    acceptance,
     attention_inputs,
+    draw,
     few_query_attention,
     gated_delta_mixer,
+    gated_delta_scan,
     gated_delta_tape,
     rank_threshold,
     verify_qmv,
@@ -42,6 +46,8 @@ _TYPES = {
     mx.bool_: "bool",
 }
 _LIBC = ctypes.CDLL(None)
+_KEPT = 7 * 24 * 3600  # seconds that a compiled program stays unused
+_FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-w"]
 _COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 needs_compiler = pytest.mark.skipif(
@@ -61,9 +67,12 @@ def kernels_on_host(patch: pytest.MonkeyPatch, run: Run | None = None) -> None:
 
     patch.setattr(Kernel, "prepared", prepared)
     for module in (
+        acceptance,
         attention_inputs,
+        draw,
         few_query_attention,
         gated_delta_mixer,
+        gated_delta_scan,
         gated_delta_tape,
         rank_threshold,
         verify_qmv,
@@ -167,18 +176,65 @@ def _named(kernel: Kernel, inputs: Sequence[mx.array]) -> list[tuple[int, tuple[
 
 @cache
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="host-kernels-"))
+    """Of compiled programs, shared by all processes that test this checkout; what a week did not need is gone."""
+    folder = Path(__file__).parents[2] / ".pytest_cache" / "host-kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process was first
+            if time.time() - path.stat().st_mtime > _KEPT:
+                path.unlink()
+    return folder
+
+
+@cache
+def _compiler() -> tuple[str, ...]:
+    """The compiler and its flags."""
+    assert _COMPILER is not None, "the tests of kernels need a C++ compiler"
+    return _COMPILER, *_FLAGS
+
+
+@cache
+def _target() -> bytes:
+    """All that a program hangs on besides its text: compiler, flags, and the processor it is compiled for."""
+    command = [*_compiler(), "-dM", "-E", "-x", "c++", os.devnull]
+    return " ".join(command).encode() + subprocess.run(command, capture_output=True, check=True).stdout
+
+
+@cache
+def _precompiled(includes: str) -> Path:
+    """A header of these lines, compiled: to read the system's takes half as long as all the rest."""
+    header = _folder() / f"{hashlib.sha256(_target() + includes.encode()).hexdigest()[:32]}.h"
+    compiled, made = Path(f"{header}.gch"), Path(f"{header}.{os.getpid()}")
+    if not compiled.exists():
+        made.write_text(includes)
+        made.replace(header)
+        subprocess.run([*_compiler(), "-x", "c++-header", header, "-o", made], check=True)
+        made.replace(compiled)
+    for path in (header, compiled):
+        os.utime(path)
+    return header
 
 
 @cache
 def _compiled(program: str) -> ctypes._CFuncPtr:
-    assert _COMPILER is not None, "the tests of kernels need a C++ compiler"
-    stem = _folder() / hashlib.sha256(program.encode()).hexdigest()[:20]
-    source, library = stem.with_suffix(".cpp"), stem.with_suffix(".so")
-    source.write_text(program)
-    flags = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-w"]
-    done = subprocess.run([_COMPILER, *flags, source, "-o", library], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{source}: {done.stderr[-3000:]}"
+    stem = hashlib.sha256(_target() + program.encode()).hexdigest()[:32]
+    library = _folder() / f"{stem}.so"
+    try:
+        os.utime(library)
+    except FileNotFoundError:
+        _compile(program, library)
     function = ctypes.CDLL(str(library)).run
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint] * 4, ctypes.c_bool]
     return function
+
+
+def _compile(program: str, library: Path) -> None:
+    """Write a library, which other processes see whole or not at all."""
+    source, made = (library.with_suffix(f".{os.getpid()}.{end}") for end in ("cpp", "so"))
+    source.write_text(program)
+    header = _precompiled("\n".join(line for line in program.splitlines() if line.startswith("#include <")))
+    command = [*_compiler(), "-include", header, "-shared", source, "-o", made]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{source}: {done.stderr[-3000:]}"
+    made.replace(library)
+    source.unlink()

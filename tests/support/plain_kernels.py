@@ -7,7 +7,16 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from selfdraft.kernels import attention_inputs, few_query_attention, gated_delta_mixer, gated_delta_tape, verify_qmv
+from selfdraft.kernels import (
+    acceptance,
+    attention_inputs,
+    draw,
+    few_query_attention,
+    gated_delta_mixer,
+    gated_delta_scan,
+    gated_delta_tape,
+    verify_qmv,
+)
 
 __all__ = ["plain_kernels"]
 
@@ -23,13 +32,25 @@ def plain_kernels(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(attention_inputs, "attention_inputs", write_in_place)
     for module, name in (
+        (acceptance, "accept_rejection"),
+        (draw, "draw"),
         (few_query_attention, "few_query_attention"),
         (gated_delta_mixer, "gated_delta_mixer"),
+        (gated_delta_scan, "gated_delta_scan"),
         (gated_delta_tape, "gated_delta_verify"),
         (verify_qmv, "verify_qmv"),
     ):
         patch.setattr(module, name, getattr(module, f"{name}_reference"))
     patch.setattr(gated_delta_tape, "gated_delta_replay", gated_delta_tape.replay)
-    for module in (attention_inputs, few_query_attention, gated_delta_mixer, gated_delta_tape, verify_qmv):
+    for module in (
+        acceptance,
+        attention_inputs,
+        draw,
+        few_query_attention,
+        gated_delta_mixer,
+        gated_delta_scan,
+        gated_delta_tape,
+        verify_qmv,
+    ):
         patch.setattr(module.CHECK, "_passed", True)
     patch.setattr(type(verify_qmv.CHECK), "passed", property(lambda check: bool(check._passed)))

@@ -11,28 +11,53 @@ import numpy as np
 from selfdraft.engine import Boundary, Cut
 from selfdraft.models.base import Model
 from selfdraft.sessions import PromptSession, SessionBank
+from selfdraft.state import RowState
 
-__all__ = ["CutsOnly", "differences", "replay", "same"]
+__all__ = ["CutsOnly", "Known", "differences", "replay", "same"]
+
+# State and last hidden by tokens, cuts, and whether the head was primed.
+Known = dict[tuple[tuple[int, ...], tuple[Cut, ...], bool], tuple[RowState, mx.array]]
 
 
-def replay(model: Model, tokens: Sequence[int], cuts: Sequence[Cut], *, head: bool) -> Boundary:
-    """Forward tokens from nothing, with the cuts of a boundary; the head is primed pair by pair."""
-    state, hiddens, begun = model.new_state(), [], 0
-    for cut in cuts:
-        width = cut.end - begun if cut.chunk else 1
-        for start in range(begun, cut.end, width):
-            part = mx.array([list(tokens[start : start + width])])
-            hidden, captured = model.forward(part, [state], keep_steps=not cut.chunk)
-            captured.commit([state], [width])
-            hiddens.append(hidden)
-            mx.eval(hidden, state.arrays())
-        begun = cut.end
+def replay(
+    model: Model, tokens: Sequence[int], cuts: Sequence[Cut], *, head: bool, known: Known | None = None
+) -> Boundary:
+    """Forward tokens from nothing, with the cuts of a boundary; the head is primed pair by pair.
+
+    Args:
+        known: replays of this model, which go on from one another where they begin alike.
+    """
+    known = {} if known is None else known
+    state, last = model.new_state(), mx.zeros((1, 0))
+    for count, cut in enumerate(cuts, start=1):
+        key = tuple(tokens[: cut.end]), tuple(cuts[:count]), head
+        if key not in known:
+            known[key] = _forward(model, tokens[: cut.end], state, last, chunk=cut.chunk, head=head)
+        before, last = known[key]
+        state = before.fork()
+    return Boundary(state, last, tuple(cuts))
+
+
+def _forward(
+    model: Model, tokens: Sequence[int], state: RowState, last: mx.array, *, chunk: bool, head: bool
+) -> tuple[RowState, mx.array]:
+    """Go on behind a state, the hidden of whose last token is given."""
+    begin, hiddens = state.length, [last[:, None]] if state.length else []
+    width = len(tokens) - begin if chunk else 1
+    for start in range(begin, len(tokens), width):
+        hidden, captured = model.forward(mx.array([list(tokens[start : start + width])]), [state], keep_steps=not chunk)
+        captured.commit([state], [width])
+        hiddens.append(hidden)
+        mx.eval(hidden, state.arrays())
     hidden = mx.concatenate(hiddens, axis=1)
     if head:
-        for entry in range(len(tokens) - 1):
-            model.draft(mx.array([[tokens[entry + 1]]]), hidden[:, entry : entry + 1], [state], [entry])
+        first = max(begin - 1, 0)
+        for entry in range(first, len(tokens) - 1):
+            pair = hidden[:, entry - first : entry - first + 1]
+            model.draft(mx.array([[tokens[entry + 1]]]), pair, [state], [entry])
         state.head_length = len(tokens) - 1
-    return Boundary(state, hidden[:, -1], tuple(cuts))
+        mx.eval(state.arrays())
+    return state, hidden[:, -1]
 
 
 def same(a: mx.array, b: mx.array) -> bool:
@@ -54,6 +79,7 @@ def differences(model: Model, a: Boundary, b: Boundary) -> list[str]:
             if end:
                 parts.append((f"{kind} keys {index}", k.keys[:, :, :end], other.keys[:, :, :end]))
                 parts.append((f"{kind} values {index}", k.values[:, :, :end], other.values[:, :, :end]))
+    mx.eval([array for _, *pair in parts for array in pair])
     return found + [name for name, x, y in parts if not same(x, y)]
 
 

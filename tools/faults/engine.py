@@ -129,6 +129,27 @@ FAULTS = [
         "tests/models/test_parity_reference.py -k prefill",
     ),
     Fault(
+        "buffers made once have no place for what is written beside deeper rows",
+        "engine/modes.py",
+        "room = Room(least=tokens + beside)",
+        "room = Room(least=tokens)",
+        "tests/engine/test_modes.py -k never_copied",
+    ),
+    Fault(
+        "a row that was restored grows as if it had no mode",
+        "engine/prefill.py",
+        "        for layer in (*row.state.attention, *row.state.head):",
+        "        for layer in () if row.cuts else (*row.state.attention, *row.state.head):",
+        "tests/engine/test_modes.py -k emit_the_same",
+    ),
+    Fault(
+        "turbo has as many sizes as rows have lengths",
+        "state/kv.py",
+        "        doubled *= 2\n",
+        "        doubled += GROWTH\n",
+        "tests/state/test_kv.py -k room",
+    ),
+    Fault(
         "a cancelled row is forwarded to the end of its chunk",
         "engine/prefill.py",
         "            if row.done:\n                return\n        mx.eval(state.arrays(), row.tail)",
@@ -152,8 +173,8 @@ FAULTS = [
     Fault(
         "uniforms drawn with the keys of the Gumbel noise",
         "engine/noise.py",
-        "_keys(streams, counters, 1, _UNIFORM)",
-        "_keys(streams, counters, 1, 0)",
+        "keys(streams, counters, 1, shift, _UNIFORM)",
+        "keys(streams, counters, 1, shift, 0)",
         "tests/engine/test_noise.py",
     ),
     Fault(
@@ -166,8 +187,8 @@ FAULTS = [
     Fault(
         "head history reset each cycle",
         "engine/cycle.py",
-        "[state.head_length for state in states])",
-        "[0 for state in states])",
+        "out = self._model.draft(tokens, hidden, states, [state.head_length for state in states])",
+        "out = self._model.draft(tokens, hidden, states, [0 for state in states])",
         "tests/engine/test_scripted_head.py tests/models/test_acceptance_reference.py",
     ),
     Fault(
@@ -221,7 +242,7 @@ FAULTS = [
     ),
     Fault(
         "top-p drops the token that crosses the border",
-        "engine/sampling.py",
+        "kernels/rank_threshold.py",
         "mx.maximum(kept.sum(axis=-1, keepdims=True) - 1, 0)",
         "mx.maximum(kept.sum(axis=-1, keepdims=True) - 2, 0)",
         "tests/engine/test_sampling_chain.py",
@@ -264,9 +285,9 @@ FAULTS = [
     Fault(
         "trunk run again after a rejection",
         "engine/cycle.py",
-        "hidden, captured = self._model.forward(tokens, batch.states, keep_steps=True)",
-        "self._model.forward(tokens, batch.states, keep_steps=True); "
-        "hidden, captured = self._model.forward(tokens, batch.states, keep_steps=True)",
+        "hidden, captured = self._model.forward(tokens,",
+        "self._model.forward(tokens, batch.states, keep_steps=True)\n"
+        "        hidden, captured = self._model.forward(tokens,",
         "tests/engine/test_scripted_head.py",
     ),
     Fault(
@@ -286,8 +307,8 @@ FAULTS = [
     Fault(
         "the constraint's mask is left out of p",
         "engine/cycle.py",
-        "z = batch.chain(verified.logits, batch.emitted, batch.histories, before, allowed)",
-        "z = batch.chain(verified.logits, batch.emitted, batch.histories, before)",
+        "z = batch.chain(raw, batch.emitted, batch.histories, before, allowed)",
+        "z = batch.chain(raw, batch.emitted, batch.histories, before)",
         "tests/engine/test_constraint.py",
     ),
     Fault(
@@ -314,8 +335,8 @@ FAULTS = [
     Fault(
         "a row with a constraint runs ahead of its mask",
         "engine/cycle.py",
-        "if batch.constrained or any(",
-        "if any(",
+        "        if batch.constrained:\n",
+        "        if False:\n",
         "tests/engine/test_constraint.py",
     ),
     Fault(

@@ -12,6 +12,9 @@ INPUTS = "tests/kernels/test_attention_inputs.py"
 TAPE = "tests/kernels/test_gated_delta_tape.py"
 MIXER = "tests/kernels/test_gated_delta_mixer.py"
 RANK = "tests/kernels/test_rank_threshold.py"
+SCAN = "tests/kernels/test_gated_delta_scan.py"
+DRAW = "tests/kernels/test_draw.py"
+ACCEPTANCE = "tests/kernels/test_acceptance.py"
 
 FAULTS = [
     Fault(
@@ -38,8 +41,8 @@ FAULTS = [
     Fault(
         "a query sees the keys of those behind it",
         "kernels/source/few_query_partial.h",
-        "start + key < SEEN(begin + slot)",
-        "start + key < SEEN(BLOCK - 1)",
+        "seen[i] = length - TOKENS + 1 + (begin + i * ABREAST + int(thread) / TILE) % TOKENS;",
+        "seen[i] = length;",
         ATTENTION,
     ),
     Fault(
@@ -120,6 +123,20 @@ FAULTS = [
         MIXER,
     ),
     Fault(
+        "a prompt's tokens are read before others brought them",
+        "kernels/source/gated_delta_scan.h",
+        "BARRIER();  // the only one of a piece",
+        "//          // the only one of a piece",
+        SCAN,
+    ),
+    Fault(
+        "in a prompt, gates of another head are taken",
+        "kernels/source/gated_delta_scan.h",
+        "/ DV - head_0) * LINE;",
+        "/ DV) * LINE;",
+        SCAN,
+    ),
+    Fault(
         "ties that a slice did not list have no mass",
         "kernels/source/rank_threshold.h",
         "complete ? 0.0f : float(reach - k)",
@@ -132,6 +149,34 @@ FAULTS = [
         "all >= k) low",
         "all > k) low",
         RANK,
+    ),
+    Fault(
+        "noise of an odd vocabulary has MLX's counters of an even one",
+        "kernels/source/draw.h",
+        "at + apart < size ? at + apart : 0);",
+        "at + apart);",
+        DRAW,
+    ),
+    Fault(
+        "of equal tokens the first that a slice came by is drawn",
+        "kernels/source/best.h",
+        "value > best.value || (value == best.value && own < best.id)",
+        "value > best.value",
+        DRAW,
+    ),
+    Fault(
+        "on the device the last draft of the block rule passes as the others do",
+        "kernels/source/acceptance_choice.h",
+        "if (int(lane) + 1 < depth) {",
+        "if (int(lane) < depth) {",
+        ACCEPTANCE,
+    ),
+    Fault(
+        "on the device a correction is drawn from p unscaled",
+        "kernels/source/acceptance_choice.h",
+        "decided[1] = stay > 0 ? scale : 1.0f",
+        "decided[1] = 1.0f",
+        ACCEPTANCE,
     ),
     Fault(
         "a residual is left out",
