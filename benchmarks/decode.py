@@ -5,7 +5,7 @@ rounds and their spread. Speed-up is against stock mlx-lm in our dtype, round by
 v(M) of M rows and head cost c, both relative to one row, and from these what the formula predicts against plain
 decoding: (1 + a_1 + a_1 a_2 + ...) / (K c + v(K+1)).
 
-    usage: decode.py [--model NAME] [--rounds N] [--tokens N] [--output FILE]
+    usage: decode.py [--model NAME] [--rounds N] [--tokens N] [--prompts FILE [--kind KIND]] [--output FILE]
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
     llm = load(options.model)
     import mlx.core as mx
 
-    prompts = [llm.tokens(prompt) for prompt in PROMPTS]
+    prompts = [llm.tokens(prompt) for prompt in options.texts]
     engine, description = llm.engine, llm.describe()
     print(
         f"{llm.name}: {description['dtype']} on {description['device']}, BLAS {description['blas']}, "
@@ -84,6 +84,8 @@ def main() -> None:
             "machine": platform.machine(),
             "mlx": mx.__version__,
             **description,
+            "prompts": len(prompts),
+            "kind": options.kind,
             "tokens": options.tokens,
             "rounds": options.rounds,
             "rows": rows,
@@ -97,10 +99,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default="reference", help="reference, a folder, or a Hugging Face id")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the alternating run (default 5)")
     parser.add_argument("--tokens", type=int, default=96, help="tokens decoded a prompt (default 96)")
+    parser.add_argument("--prompts", type=Path, help="a file of JSON lines with `messages`, instead of four prompts")
+    parser.add_argument("--kind", help="of the lines in that file, those whose `kind` is this")
     parser.add_argument("--output", help="write the report as JSON to this file")
     options = parser.parse_args()
     if options.rounds < 1 or options.tokens < 2:
         parser.error("--rounds must be at least 1 and --tokens at least 2")
+    options.texts = PROMPTS
+    if options.prompts:
+        try:
+            lines = [json.loads(line) for line in options.prompts.read_text().splitlines()]
+        except (OSError, ValueError) as error:
+            parser.error(f"--prompts {options.prompts}: {error}")
+        options.texts = [each["messages"] for each in lines if options.kind in (None, each.get("kind"))]
+        if not options.texts:
+            parser.error(f"--prompts {options.prompts} has no line of kind {options.kind!r}")
     return options
 
 

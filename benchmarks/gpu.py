@@ -24,17 +24,21 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import gpu_parts
-import gpu_profile
-import mlx.core as mx
-from gpu_turns import ACCEPTANCE, BEGIN, DEPTH, QUICK, SAMPLING, Bench, Extent, Found, NotMeasured
+from selfdraft.device import choose_blas
 
-import selfdraft
-from selfdraft.errors import SelfdraftError
-from selfdraft.files import write_atomically
-from selfdraft.kernels.portable import sources_digest
-from selfdraft.tuning.kernel_bench import available
-from selfdraft.tuning.synthetic import SHAPES
+choose_blas("auto")  # before MLX comes in, as `load` does it
+
+import gpu_parts  # noqa: E402
+import gpu_profile  # noqa: E402
+import mlx.core as mx  # noqa: E402
+from gpu_turns import ACCEPTANCE, BEGIN, DEPTH, QUICK, SAMPLING, Bench, Extent, Found, NotMeasured  # noqa: E402
+
+import selfdraft  # noqa: E402
+from selfdraft.errors import SelfdraftError  # noqa: E402
+from selfdraft.files import write_atomically  # noqa: E402
+from selfdraft.kernels.portable import sources_digest  # noqa: E402
+from selfdraft.tuning.kernel_bench import available  # noqa: E402
+from selfdraft.tuning.synthetic import SHAPES  # noqa: E402
 
 FULL_SIZE = "27b"  # the shape that the bars are about
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -77,8 +81,8 @@ BARS = {
     "commit": Bar("cycle behind a rejection, more than one behind full acceptance", "of a cycle", 0.01),
     "commit host": Bar("host's time inside commit", "of a cycle", 0.01),
     "waits": Bar("host synchronisations", "a cycle", 1.0),
-    "idle": Bar("device idle at depth 3, profiled", "of the time", 0.03),
-    "idle plain": Bar("device idle at depth 0, profiled", "of the time", 0.03),
+    "idle": Bar("device idle between cycles at depth 3, profiled", "of the time", 0.03),
+    "idle plain": Bar("device idle between cycles at depth 0, profiled", "of the time", 0.03),
     "rows": Bar("eight rows over one, depth 3, tokens/s", "times", 4.0, True),
     "long plain": Bar("64k context over 1k, depth 0, tokens/s", "times", 0.7, True),
     "long": Bar("64k context over 1k, depth 3, tokens/s", "times", 0.7, True),

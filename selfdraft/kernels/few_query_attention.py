@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .portable import Backend, Call, Kernel, Launch, backend
+from .portable import Backend, Call, Kernel, Launch, backend, most_shared
 from .self_check import SelfCheck, relative_error, speed_over
 from .small_arrays import constant, numbers
 
@@ -193,7 +193,7 @@ def _mma_launch(body: _Body, q: mx.array, keys: mx.array) -> Launch:
     size, (block, blocks), found = q.shape[3], body.spread(q, keys), body.found(q, keys)
     # Queries, two boards of scores, and as many places for keys and values as there is room for.
     fixed, place = block // 8 * (16 * size + 2 * 8 * 64 * 4), size // 64 * 4096
-    ring = min(6, (_SHARED * max(size, 128) // 256 - fixed) // place)
+    ring = min(6, (min(_SHARED, most_shared()) * max(size, 128) // 256 - fixed) // place)
     return Launch(
         template={
             **body.template(q),

@@ -20,8 +20,9 @@ __all__ = ["CHECK", "KERNEL", "fits", "gated_delta_scan", "gated_delta_scan_refe
 _KEY_DIMS = range(32, 257, 32)
 _DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 _CALLS: dict[tuple[object, ...], Call] = {}
-_SHAPES = ((4, 1), (8, 1), (12, 1), (8, 2), (12, 2))  # simdgroups of a threadgroup, and rows of S a squad
+_SHAPES = ((4, 1), (8, 1), (12, 1), (8, 2), (8, 3))  # simdgroups of a threadgroup, and rows of S a squad
 _PROCESSORS = 132  # of an NVIDIA H200, each of which holds one threadgroup of the larger shapes
+_SHARED = 48 * 1024  # bytes
 
 KERNEL = Kernel("gated_delta_scan", ("q", "k", "v", "decay", "beta", "state"), ("y", "state_now"))
 
@@ -120,7 +121,7 @@ def _launch(q: mx.array, v: mx.array, beta: mx.array, state: mx.array) -> Launch
         "LANES": lanes,
         "ROWS": rows,
         "SIMDGROUPS": simdgroups,
-        "PIECE": 16 if key_dim <= 128 else 8,  # twice in the 48 KB that a text may declare
+        "PIECE": _piece(key_dim, value_dim, 32 // lanes * simdgroups * rows),
     }
     return Launch(
         template=template,
@@ -129,6 +130,16 @@ def _launch(q: mx.array, v: mx.array, beta: mx.array, state: mx.array) -> Launch
         shapes=[v.shape, state.shape],
         dtypes=[q.dtype, mx.float32],
     )
+
+
+def _piece(key_dim: int, value_dim: int, channels: int) -> int:
+    """Tokens that come to shared memory together: as many as fit twice in what a text may declare."""
+    heads = 1 if value_dim % channels == 0 else (channels + value_dim - 2) // value_dim + 1
+
+    def size(tokens: int) -> int:
+        return 4 * (tokens * 2 * (key_dim + 16) + (channels + 2 * heads) * (tokens + 4))
+
+    return next(tokens for tokens in (16, 8, 4) if 2 * size(tokens) <= _SHARED)
 
 
 def _made(batch: int, tokens: int, key_heads: int, value_heads: int) -> list[mx.array]:

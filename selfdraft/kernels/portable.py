@@ -2,7 +2,7 @@
 
 A kernel's text (`source/*.h`) is the body of a function. The prelude before it gives these names everywhere:
 
-    lane, simdgroup, thread    index in the simdgroup of 32, of the simdgroup in its threadgroup, in the threadgroup
+    lane, simdgroup, worker    index in the simdgroup of 32, of the simdgroup in its threadgroup, of the thread there
     group                      .x, .y, .z of the threadgroup
     SHARED(T, name, n)         memory of the threadgroup
     BARRIER()                  for all threads of the threadgroup
@@ -31,7 +31,7 @@ import mlx.core as mx
 
 from .cuda_compiler import Signature, compile_ahead, folder
 
-__all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "read_source", "sources_digest"]
+__all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "most_shared", "read_source", "sources_digest"]
 
 Backend = Literal["metal", "cuda", "host"]
 
@@ -45,14 +45,14 @@ _OPENING = {
     "metal": """
     const uint lane = thread_index_in_simdgroup;
     const uint simdgroup = simdgroup_index_in_threadgroup;
-    const uint thread = thread_index_in_threadgroup;
+    const uint worker = thread_index_in_threadgroup;
     const uint3 group = threadgroup_position_in_grid;
-    (void)lane; (void)simdgroup; (void)thread; (void)group;
+    (void)lane; (void)simdgroup; (void)worker; (void)group;
 """,
     "cuda": """
-    const unsigned lane = threadIdx.x % 32, simdgroup = threadIdx.x / 32, thread = threadIdx.x;
+    const unsigned lane = threadIdx.x % 32, simdgroup = threadIdx.x / 32, worker = threadIdx.x;
     const uint3 group = {blockIdx.x, blockIdx.y, blockIdx.z};
-    (void)lane; (void)simdgroup; (void)thread; (void)group;
+    (void)lane; (void)simdgroup; (void)worker; (void)group;
 """,
     "host": "",
 }
@@ -177,6 +177,19 @@ def backend() -> Literal["metal", "cuda"] | None:
     if mx.default_device() != mx.gpu:
         return None
     return "metal" if mx.metal.is_available() else "cuda"
+
+
+# KB of shared memory for one threadgroup, where there are more than 99 (CUDA C++ Programming Guide, "Compute
+# Capabilities").
+_SHARED = {"sm_80": 163, "sm_87": 163, "sm_90": 227, "sm_100": 227, "sm_103": 227}
+
+
+@cache
+def most_shared() -> int:
+    """Bytes of DYNAMIC_SHARED memory that a threadgroup may have on this GPU; on the host as on the largest."""
+    if backend() != "cuda":
+        return max(_SHARED.values()) * 1024
+    return _SHARED.get(str(mx.device_info().get("architecture")), 99) * 1024
 
 
 @cache

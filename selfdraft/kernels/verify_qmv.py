@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .portable import Backend, Call, Kernel, Launch, backend
+from .portable import Backend, Call, Kernel, Launch, backend, most_shared
 from .self_check import SelfCheck, relative_error, speed_over
 
 __all__ = ["CHECK", "MOST_ROWS", "fits", "verify_qmv", "verify_qmv_reference"]
@@ -26,7 +26,7 @@ _GROUPS = (32, 64, 128)
 _DTYPES = (mx.bfloat16, mx.float16, mx.float32)
 _CALLS: dict[tuple[object, ...], Call] = {}
 _FORMS = {"plain": 0, "added": 1, "gated": 2}  # as in source/verify_qmv_end.h
-_SHARED = 200 * 1024  # bytes of shared memory that a threadgroup may have
+_MULTIPROCESSORS = 132  # of an H100 or H200; where there are others, the device's threadgroups share work less evenly
 
 
 @dataclass(frozen=True)
@@ -183,23 +183,29 @@ def _simd_launch(matrix: _Matrix, rows: int) -> Launch:
 
 @dataclass(frozen=True)
 class _Pace:
-    """How the text for tensor cores goes through a matrix; it changes no sum. See source/verify_qmv_mma.h.
-
-    Measured on one NVIDIA H200, 5120 x 17408 at 4 bits: the first of these that fits in shared memory was the fastest.
-    """
+    """How the text for tensor cores goes through a matrix; it changes no sum. See source/verify_qmv_mma.h."""
 
     rows: int
     tiles: int
+    teams: int
     parts: int  # of a unit: pieces
     stages: int
+    resident: int  # threadgroups that a multiprocessor runs at once
 
     def shared(self, matrix: _Matrix, warps: int, unit: int) -> int:
         """Bytes of shared memory."""
         piece = unit // self.parts
         words = matrix.group_size * matrix.bits // 32
-        weights = 16 * self.tiles * (piece * words + words + piece)
+        weights = 16 * self.tiles * self.teams * (piece * words + piece)
         stage = weights + self.rows * (piece * matrix.group_size // 2 + 4)
-        return max(4 * warps * self.stages * stage, 4 * warps * 16 * self.tiles * 8)
+        return max(4 * warps * self.stages * stage, 4 * warps * self.teams * 16 * self.tiles * 8)
+
+    def own(self, matrix: _Matrix) -> int:
+        """Outputs of a threadgroup: as many as of every other, and at most as many as there is room for."""
+        room = 16 * self.tiles * self.teams // (2 if matrix.form == "gated" else 1)
+        places = _MULTIPROCESSORS * self.resident
+        turns = -(-matrix.outputs // (places * room))
+        return max(-(-matrix.outputs // (places * turns)), 8)
 
 
 def _unit(matrix: _Matrix) -> int:
@@ -216,9 +222,9 @@ def _mma_launch(matrix: _Matrix, rows: int) -> Launch:
     # The fewer rows, the more simdgroups share the inputs of one: all of them must keep the device busy.
     warps = 4 if matrix.rows >= 8192 else 8 if matrix.rows >= 2048 else 16
     warps = min(warps, matrix.inputs // (unit * matrix.group_size))
-    while _paces(_TILE, unit)[-1].shared(matrix, warps, unit) > _SHARED:
+    while _paces(_TILE, unit, warps)[-1].shared(matrix, warps, unit) > most_shared():
         warps //= 2
-    pace = next(pace for pace in _paces(rows, unit) if pace.shared(matrix, warps, unit) <= _SHARED)
+    pace = next(pace for pace in _paces(rows, unit, warps) if pace.shared(matrix, warps, unit) <= most_shared())
     return Launch(
         template={
             "T": matrix.dtype,
@@ -226,37 +232,43 @@ def _mma_launch(matrix: _Matrix, rows: int) -> Launch:
             "BITS": matrix.bits,
             "GROUP": matrix.group_size,
             "WARPS": warps,
+            "TEAMS": pace.teams,
             "UNIT": unit,
             "PIECE": unit // pace.parts,
             "TILES": pace.tiles,
             "STAGES": pace.stages,
             "ROWS": pace.rows,
+            "PLACES": _MULTIPROCESSORS * pace.resident,
         },
-        threadgroups=(-(-matrix.rows // (16 * pace.tiles)), -(-rows // pace.rows), 1),
-        threads=32 * warps,
+        threadgroups=(-(-matrix.outputs // pace.own(matrix)), -(-rows // pace.rows), 1),
+        threads=32 * warps * pace.teams,
         shapes=[(1, rows, matrix.outputs)],
         dtypes=[matrix.dtype],
         shared=pace.shared(matrix, warps, unit),
     )
 
 
-def _paces(rows: int, unit: int) -> list[_Pace]:
-    """What to try for so many rows, in order; the last needs least memory."""
+def _paces(rows: int, unit: int, warps: int) -> list[_Pace]:
+    """What to try for so many rows, in order; the last needs least memory.
+
+    Hangs on nothing that is not compiled in anyhow. With up to four warps a multiprocessor is filled by three
+    threadgroups, or by one whose teams have one copy of x; with more by one threadgroup. Registers set the size of
+    teams: 384 threads may have 168 each, which is enough for 8 rows of x at once; 256 threads may have all there are.
+    """
     halves = 2 if unit >= 4 else 1
-    if rows == 1:
-        wanted = [_Pace(1, 1, 1, 3)]
-    elif rows <= 8:
-        wanted = [_Pace(_whole(rows), 2, 1, 2), _Pace(_whole(rows), 1, 1, 2)]
-    elif rows <= 16:
-        wanted = [_Pace(16, 4, halves, 2), _Pace(16, 2, halves, 2)]
-    else:
-        wanted = [_Pace(32, 2, halves, 2)]
-    return [*wanted, *(_Pace(min(size, _whole(rows)), 1, halves, 2) for size in (16, 8))]
+    size = _whole(rows, 32)
+    shape = (1, 1) if warps > 8 else (3, 1) if warps > 4 else (3, 3) if rows <= 8 else (5, 2)
+    wanted = [_Pace(1, 3, 1, 1, 2, 3)] if rows == 1 and warps <= 4 else []
+    if rows <= 8:
+        wanted.append(_Pace(size, *shape, 1, 2, 1))
+    wanted.append(_Pace(size, *shape, halves, 2, 1))
+    smaller = [(each, tiles) for each in (16, 8) for tiles in (shape, (2, 1), (1, 1))]
+    return [*wanted, *(_Pace(min(each, size), *tiles, halves, 2, 1) for each, tiles in smaller)]
 
 
-def _whole(rows: int) -> int:
+def _whole(rows: int, most: int = _TILE) -> int:
     """A power of two, for every number of rows of its own would be compiled anew; what is too much is not stored."""
-    return next(size for size in (1, 2, 4, _TILE) if size >= min(rows, _TILE))
+    return next(size for size in (1, 2, 4, 8, 16, 32) if size >= min(rows, most))
 
 
 def _kernel(name: str, *parts: str) -> Kernel:
@@ -303,9 +315,10 @@ def _random_matrix(rows: int, inputs: int, bits: int, seed: int = 0) -> tuple[mx
 
 
 def _gain() -> float:
-    """Of one row and of four, together, on a matrix that fits in few caches; with texts compiled for `_error`."""
-    quantised = [_random_matrix(4096, 4096, 4, seed) for seed in range(16)]
-    x = mx.random.normal((1, 4, 4096)).astype(mx.bfloat16)
+    """Of one row and of four, together, on matrices so large that the host's time hides; texts as for `_error`."""
+    rows, inputs = 8000, 16384
+    quantised = [_random_matrix(rows, inputs, 4, seed) for seed in range(4)]
+    x = mx.random.normal((1, 4, inputs)).astype(mx.bfloat16)
     mx.eval(x, quantised)
     given = [(rows, *each) for rows in (x, x[:, :1]) for each in quantised]
 

@@ -172,5 +172,5 @@ def test_parts_of_the_gpu_clock(stand_in: ModuleType, module: Any) -> None:
     assert found.values["verify GPU"] == 1
     cycle = next(iter(found.figures["profiled_cycles"].values()))
     assert cycle["calls_that_may_wait"] == {"cudaEventSynchronize": 3 / bench.extent.profiled}
-    assert cycle["gaps_over_20_us"]["longest"] == [{"us": 30.0, "before": "other"}]
+    assert cycle["gaps_over_5_us"]["longest"] == [{"us": 30.0, "before": "other"}]
     assert parts.device_name() == "cpu" or available()

@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.kernels import cuda_compiler as subject
+from selfdraft.kernels import portable
 from selfdraft.kernels.cuda_compiler import Signature, compile_ahead, cubin, mlx_source, module_name
 from tests.support.cuda_texts import record_texts, run_model, run_others
 from tests.support.host_kernels import needs_compiler
@@ -127,3 +128,12 @@ def test_the_folder_is_the_user_s_own_unless_another_is_asked_for(monkeypatch: p
     assert own.name.endswith("-sm_123")
     assert os.environ["MLX_PTX_CACHE_DIR"] == str(own)  # MLX reads this
     monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")  # so that it is put back
+
+
+@pytest.mark.parametrize(("architecture", "expected"), [("sm_90", 227), ("sm_80", 163), ("sm_89", 99), ("sm_999", 99)])
+def test_shared_memory_is_what_the_chip_has(monkeypatch: pytest.MonkeyPatch, architecture: str, expected: int) -> None:
+    monkeypatch.setattr(portable, "backend", lambda: "cuda")
+    monkeypatch.setattr(mx, "device_info", lambda: {"architecture": architecture})
+    portable.most_shared.cache_clear()
+    assert portable.most_shared() == expected * 1024
+    portable.most_shared.cache_clear()

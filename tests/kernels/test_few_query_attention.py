@@ -329,6 +329,16 @@ def test_what_is_left_to_join_is_little() -> None:
         assert launch.shared <= 113 * 1024
 
 
+def test_a_smaller_gpu_has_fewer_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 99 KB, as chips of 8.6, 8.9 and 12.0 have."""
+    monkeypatch.setattr(subject, "most_shared", lambda: 99 * 1024)
+    body = subject._MMA
+    for group, tokens, size in itertools.product((1, 4, 6, 8), (1, 4, 16), (64, 128, 256)):
+        launch = body.launch(body, shaped(1, 4 * group, tokens, size), shaped(1, 4, 300, size))
+        assert launch.shared <= 99 * 1024
+        assert int(str(launch.template["RING"])) >= 2
+
+
 def shaped(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
     return mx.zeros(shape, dtype)
 

@@ -52,12 +52,12 @@ def counting(size: int = 64) -> mx.array:
 
 READ_THE_OTHER_END = """
 SHARED(float, kept, 64);
-kept[thread] = x[thread];
+kept[worker] = x[worker];
 {first}
-const float other = kept[63 - thread];
+const float other = kept[63 - worker];
 {second}
-kept[thread] = -1;
-y[thread] = other;
+kept[worker] = -1;
+y[worker] = other;
 """
 
 
@@ -78,10 +78,10 @@ def test_a_missing_barrier_between_simdgroups_is_found(run: Run) -> None:
     """An exchange in a simdgroup is no barrier for the threadgroup: the usual fault in a sum of sums."""
     body = """
         SHARED(float, sums, 2);
-        const float sum = simd_total(x[thread]);
+        const float sum = simd_total(x[worker]);
         if (lane == 0) sums[simdgroup] = sum;
         {barrier}
-        y[thread] = sums[0] + sums[1];
+        y[worker] = sums[0] + sums[1];
     """
     assert run(body.format(barrier="BARRIER();"), counting()).tolist() == [2016.0] * 64
     with pytest.raises(AssertionError, match="order of its threads"):
@@ -90,7 +90,7 @@ def test_a_missing_barrier_between_simdgroups_is_found(run: Run) -> None:
 
 def test_threadgroups_that_write_the_same_element_are_found(run: Run) -> None:
     """On a GPU nobody knows which comes last."""
-    body = "const uint second = group.x + group.y + group.z, at = second * {step} + thread; y[at] = x[at] + second;"
+    body = "const uint second = group.x + group.y + group.z, at = second * {step} + worker; y[at] = x[at] + second;"
     for threadgroups in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
         apart = run(body.format(step=64), counting(128), size=128, threadgroups=threadgroups)
         assert apart.tolist() == [i + i // 64 for i in range(128)]
@@ -100,7 +100,7 @@ def test_threadgroups_that_write_the_same_element_are_found(run: Run) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.int32], ids=str)
 def test_an_element_left_unwritten_is_poison(run: Run, dtype: mx.Dtype) -> None:
-    found = run("if (thread != 7) y[thread] = x[thread];", counting(), dtype=dtype)
+    found = run("if (worker != 7) y[worker] = x[worker];", counting(), dtype=dtype)
     poison = found == -1 if dtype == mx.int32 else mx.isnan(found)
     assert [i for i in range(64) if poison[i].item()] == [7]
 
@@ -110,19 +110,19 @@ def test_threadgroup_memory_begins_as_poison(run: Run) -> None:
     body = """
         SHARED(float, kept, 64);
         BARRIER();
-        y[64 * group.x + thread] = kept[thread];
+        y[64 * group.x + worker] = kept[worker];
         BARRIER();
-        kept[thread] = x[thread];
+        kept[worker] = x[worker];
     """
     assert mx.isnan(run(body, counting(), size=128, threadgroups=(2, 1, 1))).all().item()
 
 
 def test_a_write_where_none_belongs_is_found(run: Run) -> None:
     body = """
-        y[thread] = 0;
-        if (thread == 0 && x[0] == 1) y[64] = 0;
-        if (thread == 0 && x[0] == 2) y[-1] = 0;
-        if (x[0] == 3) const_cast<float*>(x)[thread] = 1;
+        y[worker] = 0;
+        if (worker == 0 && x[0] == 1) y[64] = 0;
+        if (worker == 0 && x[0] == 2) y[-1] = 0;
+        if (x[0] == 3) const_cast<float*>(x)[worker] = 1;
     """
     assert (run(body, mx.zeros(64)) == 0).all().item()
     for which, message in enumerate(["behind an output", "before an output", "input was written"], start=1):
@@ -132,7 +132,7 @@ def test_a_write_where_none_belongs_is_found(run: Run) -> None:
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.uint32], ids=str)
 def test_a_read_outside_an_input_shows(run: Run, dtype: mx.Dtype) -> None:
-    body = "y[thread] = x[int(thread) - 1]; y[64 + thread] = x[thread + 1];"
+    body = "y[worker] = x[int(worker) - 1]; y[64 + worker] = x[worker + 1];"
     found = run(body, counting().astype(dtype), size=128, dtype=dtype)
     poison = found == POISON if dtype == mx.uint32 else mx.isnan(found)
     assert [i for i in range(128) if poison[i].item()] == [0, 127]
@@ -141,7 +141,7 @@ def test_a_read_outside_an_input_shows(run: Run, dtype: mx.Dtype) -> None:
 
 def test_a_load_of_sixteen_bytes(run: Run) -> None:
     """One that goes over the end shows, too."""
-    body = "const uint4 four = load4(x, thread); y[thread] = four.x * 1000000 + four.y * 10000 + four.z * 100 + four.w;"
+    body = "const uint4 four = load4(x, worker); y[worker] = four.x * 1000000 + four.y * 10000 + four.z * 100 + four.w;"
     numbers = mx.arange(256, dtype=mx.uint32) % 97
     expected = np.array(numbers).reshape(64, 4) @ [1000000, 10000, 100, 1]
     assert run(body, numbers, dtype=mx.uint32).tolist() == expected.tolist()
@@ -152,8 +152,8 @@ def test_a_load_of_sixteen_bytes(run: Run) -> None:
 def test_indices(run: Run) -> None:
     """Every thread of every threadgroup runs once."""
     body = """
-        const uint at = ((group.z * 2 + group.y) * 3 + group.x) * 64 + thread;
-        y[at] = x[0] + (thread == 32 * simdgroup + lane ? at : -1);
+        const uint at = ((group.z * 2 + group.y) * 3 + group.x) * 64 + worker;
+        y[at] = x[0] + (worker == 32 * simdgroup + lane ? at : -1);
     """
     found = run(body, mx.zeros(64), size=64 * 12, threadgroups=(3, 2, 2))
     assert found.tolist() == list(range(64 * 12))
@@ -165,11 +165,11 @@ def test_what_a_simdgroup_exchanges(run: Run) -> None:
     random = np.random.default_rng(0)
     numbers = (random.normal(size=64) * 10.0 ** (np.arange(64) % 9 - 4)).astype(np.float32)
     body = """
-        const float total = simd_total(x[thread]), most = simd_most(x[thread]);
-        const float next = simd_from(x[thread], (lane + 1) % 32), fifth = simd_from(x[thread], 5);
-        const float twice = simd_from(simd_from(x[thread], lane ^ 3), lane ^ 3);
-        y[thread] = total; y[64 + thread] = most; y[128 + thread] = next;
-        y[192 + thread] = fifth; y[256 + thread] = twice;
+        const float total = simd_total(x[worker]), most = simd_most(x[worker]);
+        const float next = simd_from(x[worker], (lane + 1) % 32), fifth = simd_from(x[worker], 5);
+        const float twice = simd_from(simd_from(x[worker], lane ^ 3), lane ^ 3);
+        y[worker] = total; y[64 + worker] = most; y[128 + worker] = next;
+        y[192 + worker] = fifth; y[256 + worker] = twice;
     """
     found = np.array(run(body, mx.array(numbers), size=320)).reshape(5, 2, 32)
     for simd, values in enumerate(numbers.reshape(2, 32)):
@@ -197,7 +197,7 @@ def test_rounding_and_reading_equal_mlx(run: Run, dtype: mx.Dtype) -> None:
     numbers = mx.concatenate([all_values, mx.array(words).view(mx.float32)])
     numbers = mx.pad(numbers, (0, -numbers.size % 64))
     size = numbers.size
-    body = "const uint at = 64 * group.x + thread; y[at] = float(T(x[at]));"
+    body = "const uint at = 64 * group.x + worker; y[at] = float(T(x[at]));"
     found = run(body, numbers, size=size, threadgroups=(size // 64, 1, 1), template={"T": dtype})
     expected = np.array(numbers.astype(dtype).astype(mx.float32))
     assert np.isnan(expected).sum() > 50
@@ -209,7 +209,7 @@ def test_rounding_and_reading_equal_mlx(run: Run, dtype: mx.Dtype) -> None:
 def test_products_and_sums_are_not_joined(run: Run) -> None:
     """a * b + c is rounded twice, and fma(a, b, c) once, as the texts say."""
     numbers = mx.array([1 + 2.0**-12, -1 - 2.0**-11])
-    found = run("y[thread] = thread ? fma(x[0], x[0], x[1]) : x[0] * x[0] + x[1];", numbers)
+    found = run("y[worker] = worker ? fma(x[0], x[0], x[1]) : x[0] * x[0] + x[1];", numbers)
     assert found.tolist() == [0.0] + [2.0**-24] * 63
 
 
@@ -236,26 +236,26 @@ for number, body in enumerate(sys.argv[1:]):
 """
 
 IMPOSSIBLE = {
-    "barrier": ("if (thread < 40) { BARRIER(); } y[thread] = 0;", "40 threads wait"),
-    "lane": ("y[thread] = lane < 31 ? simd_total(x[thread]) : 0;", "62 threads wait"),
+    "barrier": ("if (worker < 40) { BARRIER(); } y[worker] = 0;", "40 threads wait"),
+    "lane": ("y[worker] = lane < 31 ? simd_total(x[worker]) : 0;", "62 threads wait"),
     "two exchanges": (
-        "if (lane < 16) { y[thread] = simd_total(1); }\nelse { y[thread] = simd_total(2); }",
+        "if (lane < 16) { y[worker] = simd_total(1); }\nelse { y[worker] = simd_total(2); }",
         "different places",
     ),
     "two barriers": (
-        "if (thread < 32) { BARRIER(); y[thread] = 0; }\nelse { BARRIER(); y[thread] = 1; }",
+        "if (worker < 32) { BARRIER(); y[worker] = 0; }\nelse { BARRIER(); y[worker] = 1; }",
         "different places",
     ),
-    "memory": ("SHARED(float, kept, 16000); kept[thread] = 0; y[thread] = 0;", "too many"),
-    "lane 32": ("y[thread] = simd_from(x[thread], lane + 1);", "no lane 32"),
-    "far read": ("const float far = x[64 + 64 + thread]; y[thread] = far == 1 ? 1 : 0;", "Fatal Python error"),
+    "memory": ("SHARED(float, kept, 16000); kept[worker] = 0; y[worker] = 0;", "too many"),
+    "lane 32": ("y[worker] = simd_from(x[worker], lane + 1);", "no lane 32"),
+    "far read": ("const float far = x[64 + 64 + worker]; y[worker] = far == 1 ? 1 : 0;", "Fatal Python error"),
 }
 
 
 def test_what_no_gpu_can_run_ends_the_process(tmp_path: Path) -> None:
     """Threads that wait for ever, or meet at different places; what is beyond a chip's bounds; and reads beyond the
     guards, which need not show in a result. Each in a fork of a process that imported MLX and never used it."""
-    fine = "y[thread] = x[thread];"
+    fine = "y[worker] = x[worker];"
     done = subprocess.run(
         [sys.executable, "-c", ALONE, *(body for body, _ in IMPOSSIBLE.values()), fine],
         cwd=tmp_path,
@@ -276,10 +276,10 @@ def test_what_no_gpu_can_run_ends_the_process(tmp_path: Path) -> None:
 
 def test_a_text_that_does_not_compile_is_shown(run: Run) -> None:
     with pytest.raises(AssertionError, match="unknown_name"):
-        run("y[thread] = unknown_name;", counting())
+        run("y[worker] = unknown_name;", counting())
 
 
 def test_the_same_text_with_other_constants_is_another_program(run: Run) -> None:
-    body = "y[thread] = x[thread] * SCALE + sizeof(T);"
+    body = "y[worker] = x[worker] * SCALE + sizeof(T);"
     assert run(body, mx.ones(64), template={"SCALE": 2, "T": mx.float16}).tolist() == [4.0] * 64
     assert run(body, mx.ones(64), template={"SCALE": 3, "T": mx.float32}).tolist() == [7.0] * 64

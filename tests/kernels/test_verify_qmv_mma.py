@@ -16,25 +16,22 @@ pytestmark = needs_compiler
 
 
 def run(
-    made: Case, rows: int | None = None, *, form: str = "plain", residual: mx.array | None = None, **changed: int
+    made: Case,
+    rows: int | None = None,
+    *,
+    form: str = "plain",
+    residual: mx.array | None = None,
+    changed: dict[str, int] | None = None,
 ) -> mx.array:
+    """`changed`: of the pace. The device has so few multiprocessors that threadgroups have many outputs."""
     x = made.x[:rows]
     matrix = subject._Matrix(made.weight.shape[0], x.shape[1], made.bits, made.group_size, x.dtype, form)
     assert subject._mma_serves(matrix)
-    launch = subject._mma_launch(matrix, x.shape[0])
-    if changed:
-        template = {**launch.template, **changed}
-        pace = subject._Pace(
-            int(template["ROWS"]),  # type: ignore[call-overload]
-            int(template["TILES"]),  # type: ignore[call-overload]
-            int(template["UNIT"]) // int(template["PIECE"]),  # type: ignore[call-overload]
-            int(template["STAGES"]),  # type: ignore[call-overload]
-        )
-        warps, unit = int(template["WARPS"]), int(template["UNIT"])  # type: ignore[call-overload]
-        groups = (-(-matrix.rows // (16 * pace.tiles)), -(-x.shape[0] // pace.rows), 1)
-        launch = replace(
-            launch, template=template, threadgroups=groups, shared=pace.shared(matrix, warps, unit), threads=32 * warps
-        )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subject, "_MULTIPROCESSORS", 1)
+        paces = subject._paces
+        patch.setattr(subject, "_paces", lambda *of: [replace(pace, **(changed or {})) for pace in paces(*of)])
+        launch = subject._mma_launch(matrix, x.shape[0])
     given = [x[None], made.weight, made.scales, made.biases, x if residual is None else residual]
     (y,) = run_on_host(subject._MMA.kernel, given, launch)
     return y[0]
@@ -66,12 +63,12 @@ def test_forms_equal_operations_on_the_product(outputs: int) -> None:
 
 @pytest.mark.parametrize(("bits", "group_size", "dtype"), [(4, 64, mx.bfloat16), (8, 32, mx.float16)])
 def test_a_rows_bits_hang_on_nothing_else(bits: int, group_size: int, dtype: mx.Dtype) -> None:
-    made = case(34, 40, 1536, bits, group_size, dtype, seed=3)
+    made = case(34, 41, 1536, bits, group_size, dtype, seed=3)
     alone = mx.concatenate([run(replace(made, x=made.x[row : row + 1])) for row in range(3)])
-    for rows in (3, 8, 12, 34):
+    for rows in (3, 12, 34):
         assert same(run(made, rows)[:3], alone), rows
-    for changed in ({"TILES": 4}, {"STAGES": 3}, {"PIECE": 2}, {"ROWS": 2}):
-        assert same(run(made, 3, **changed), alone), changed
+    for changed in ({"tiles": 1}, {"stages": 3}, {"parts": 2}, {"teams": 3, "tiles": 1}, {"resident": 3}):
+        assert same(run(made, 3, changed=changed), alone), changed
 
 
 def test_all_numbers_of_rows_have_a_pace_that_fits() -> None:
@@ -84,7 +81,7 @@ def test_all_numbers_of_rows_have_a_pace_that_fits() -> None:
             order = set()
             for rows in range(1, subject.MOST_ROWS + 1):
                 launch = subject._mma_launch(matrix, rows)
-                assert launch.shared <= 200 * 1024
+                assert launch.shared <= 227 * 1024
                 assert launch.threads <= 512
                 assert launch.template["PIECE"] in (2, 4, 8)
                 order.add((launch.template["WARPS"], launch.template["UNIT"]))

@@ -25,6 +25,27 @@ FAULTS = [
         QMV,
     ),
     Fault(
+        "a simdgroup does not wait for its team's part of x",
+        "kernels/source/verify_qmv_mma.h",
+        "      if (TEAMS > 1) team_wait<TEAMS>(share);  // for the others' part of x\n",
+        "",
+        QMV,
+    ),
+    Fault(
+        "threadgroups begin as if all were full",
+        "kernels/source/verify_qmv_mma.h",
+        "first = group.x * most,",
+        "first = group.x * kOwn,",
+        QMV,
+    ),
+    Fault(
+        "a group of weights is looked for where it was not put",
+        "kernels/source/verify_qmv_mma.h",
+        "(4 * place(g, u) + t)",
+        "(4 * u + t)",
+        QMV,
+    ),
+    Fault(
         "nibbles are taken for 15 and themselves",
         "kernels/source/verify_qmv_mma.h",
         "BITS == 4 ? -16.f : -272.f",
@@ -41,7 +62,7 @@ FAULTS = [
     Fault(
         "a query sees the keys of those behind it",
         "kernels/source/few_query_partial.h",
-        "seen[i] = length - TOKENS + 1 + (begin + i * ABREAST + int(thread) / TILE) % TOKENS;",
+        "seen[i] = length - TOKENS + 1 + (begin + i * ABREAST + int(worker) / TILE) % TOKENS;",
         "seen[i] = length;",
         ATTENTION,
     ),

@@ -20,10 +20,10 @@ const auto logits_p = z_p + size_t(group.z) * (most + 1) * size, logits_q = z_q 
 const auto own_sums = sums + size_t(group.z) * (2 * most + 1) * 2 * slices;
 
 float drafted_p = 0, drafted_q = 0, coin = 1;
-if (int(thread) < depth) {
-  const size_t at = size_t(thread) * size + drafts[size_t(group.z) * drafts_shape[1] + thread];
+if (int(worker) < depth) {
+  const size_t at = size_t(worker) * size + drafts[size_t(group.z) * drafts_shape[1] + worker];
   drafted_p = logits_p[at], drafted_q = logits_q[at];
-  coin = uniforms[size_t(group.z) * uniforms_shape[1] + thread];
+  coin = uniforms[size_t(group.z) * uniforms_shape[1] + worker];
 }
 for (int job = simdgroup; job <= 2 * depth; job += SIMDGROUPS) {
   const bool of_q = job > depth;
@@ -70,7 +70,7 @@ if (simdgroup == 0) {
 }
 BARRIER();
 
-const int stay = int(decided[0]), apart = (size + 1) / 2, begin = int(group.x) * THREADS * PER + int(thread);
+const int stay = int(decided[0]), apart = (size + 1) / 2, begin = int(group.x) * THREADS * PER + int(worker);
 const float scale = decided[1];
 const bool corrected = stay < depth;
 const int compared = corrected ? stay : 0;  // of q, where there is one

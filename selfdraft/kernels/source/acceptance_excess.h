@@ -17,11 +17,11 @@ const auto logits_p = z_p + size_t(group.z) * (most + 1) * size, logits_q = z_q 
 const auto own_sums = sums + size_t(group.z) * (2 * most + 1) * 2 * slices;
 
 float drafted_p = 0, drafted_q = 0;
-if (int(thread) < i) {
-  const size_t at = size_t(thread) * size + drafts[size_t(group.z) * drafts_shape[1] + thread];
+if (int(worker) < i) {
+  const size_t at = size_t(worker) * size + drafts[size_t(group.z) * drafts_shape[1] + worker];
   drafted_p = logits_p[at], drafted_q = logits_q[at];
 }
-const int begin = int(group.x) * THREADS * OWN + int(thread);
+const int begin = int(group.x) * THREADS * OWN + int(worker);
 float next_p[OWN], next_q[OWN];
 UNROLL for (int j = 0; j < OWN; ++j) {
   const int at = begin + j * THREADS;

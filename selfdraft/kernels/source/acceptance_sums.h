@@ -16,7 +16,7 @@ if (position > depth || (of_q && position == depth)) return;
 
 const auto logits = of_q ? z_q + (size_t(group.z) * most + position) * size
                          : z_p + (size_t(group.z) * (most + 1) + position) * size;
-const int begin = int(group.x) * THREADS * OWN + int(thread);
+const int begin = int(group.x) * THREADS * OWN + int(worker);
 float numbers[OWN], top = lowest();
 UNROLL for (int i = 0; i < OWN; ++i) {
   const int at = begin + i * THREADS;

@@ -24,7 +24,7 @@ if (JOIN) {
 }
 
 const auto logits = z + position * size;
-const int apart = (size + 1) / 2, begin = int(group.x) * THREADS * PER + int(thread);
+const int apart = (size + 1) / 2, begin = int(group.x) * THREADS * PER + int(worker);
 float first[PER], second[PER];
 UNROLL for (int i = 0; i < PER; ++i) {
   const int at = begin + i * THREADS;

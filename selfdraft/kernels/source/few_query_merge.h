@@ -15,7 +15,7 @@ SHARED(float, totals, WAYS);
 SHARED(float, columns, WAYS * D);
 
 const int HEADS = most_of_shape[1], QUERIES = most_of_shape[3], TOKENS = gate_shape[GATED ? 1 : 2];
-const int way = thread / ACROSS, column = thread % ACROSS, all = most_of_shape[2];
+const int way = worker / ACROSS, column = worker % ACROSS, all = most_of_shape[2];
 const int first = (int(group.z) * HEADS + int(group.y)) * all * QUERIES + int(group.x);
 #define AT(split) (size_t(first) + size_t(split) * QUERIES)
 
@@ -52,21 +52,21 @@ if (column == 0) tops[way] = top, totals[way] = total;
 UNROLL for (int i = 0; i < 4; ++i) columns[way * D + 4 * column + i] = sum[i];
 BARRIER();
 
-if (thread < D) {
+if (worker < D) {
   float highest = LOWEST, weights = 0, values = 0;
   UNROLL for (int i = 0; i < WAYS; ++i) highest = tops[i] > highest ? tops[i] : highest;
   UNROLL for (int i = 0; i < WAYS; ++i) {
     const float factor = exp(tops[i] - highest);
     weights = fma(factor, totals[i], weights);
-    values = fma(factor, columns[i * D + thread], values);
+    values = fma(factor, columns[i * D + worker], values);
   }
   const T found = T(splits ? values / weights : 0.0f);
   if (GATED) {
     const int groups = QUERIES / TOKENS, row = group.z * TOKENS + token, head = group.y * groups + in_group;
-    const float opening = float(gate[size_t(row) * gate_shape[2] + (2 * head + 1) * D + thread]);
-    out[(size_t(row) * (HEADS * groups) + head) * D + thread] = T(float(found) / (1.0f + exp(-opening)));
+    const float opening = float(gate[size_t(row) * gate_shape[2] + (2 * head + 1) * D + worker]);
+    out[(size_t(row) * (HEADS * groups) + head) * D + worker] = T(float(found) / (1.0f + exp(-opening)));
   } else {
-    out[((group.z * HEADS + group.y) * size_t(QUERIES) + group.x) * D + thread] = found;
+    out[((group.z * HEADS + group.y) * size_t(QUERIES) + group.x) * D + worker] = found;
   }
 }
 #undef AT

@@ -41,7 +41,7 @@ head += group.z * HEADS;
 const auto head_keys = keys + size_t(head) * keys_shape[2] * D, head_values = values + size_t(head) * keys_shape[2] * D;
 
 // A team's queries, for the whole split.
-const int member = thread % TEAM, share = thread / TEAM % SHARES, way = thread / TEAM / SHARES;
+const int member = worker % TEAM, share = worker / TEAM % SHARES, way = worker / TEAM / SHARES;
 const bool second = member >= TEAM / 2;
 auto my_scores = weights + share * SOME * TILE + (second ? WAYS : 0);
 float query[SOME][16];
@@ -59,17 +59,17 @@ uint4 ahead[PACKS];
 const uint4 nothing = {0, 0, 0, 0};
 #define FETCH(array, start)                                                                            \
   UNROLL for (int i = 0; i < PACKS; ++i) {                                                             \
-    const uint at = i * THREADS + thread;                                                              \
+    const uint at = i * THREADS + worker;                                                              \
     ahead[i] = nothing;                                                                                \
     if ((start) + int(at / (D / PACK)) < end) ahead[i] = load4(array, uint(start) * (D / PACK) + at);  \
   }
-#define STORE() UNROLL for (int i = 0; i < PACKS; ++i) tile[i * THREADS + thread] = ahead[i]
+#define STORE() UNROLL for (int i = 0; i < PACKS; ++i) tile[i * THREADS + worker] = ahead[i]
 
 float most[PASSES], sum[PASSES], values_of[BLOCK][2];
 int seen[PASSES];  // keys: the last tokens of the row are the queries' own
 UNROLL for (int i = 0; i < PASSES; ++i) {
   most[i] = LOWEST, sum[i] = 0;
-  seen[i] = length - TOKENS + 1 + (begin + i * ABREAST + int(thread) / TILE) % TOKENS;
+  seen[i] = length - TOKENS + 1 + (begin + i * ABREAST + int(worker) / TILE) % TOKENS;
 }
 UNROLL for (int i = 0; i < BLOCK; ++i) values_of[i][0] = values_of[i][1] = 0;
 
@@ -105,7 +105,7 @@ for (int start = first; start < end; start += TILE) {
   // Scores become weights relative to the most so far; what was summed before is made relative to it too.
   STORE();
   UNROLL for (int pass = 0; pass < PASSES; ++pass) {
-    const int slot = pass * ABREAST + thread / TILE, key = thread % TILE;
+    const int slot = pass * ABREAST + worker / TILE, key = worker % TILE;
     const bool sees = slot < BLOCK && start + key < seen[pass];
     const float score = sees ? weights[slot * TILE + key] : LOWEST;
     float top = score > most[pass] ? score : most[pass];
@@ -128,7 +128,7 @@ for (int start = first; start < end; start += TILE) {
   for (int four = 0; four < TILE; four += 4)
     UNROLL for (int key = four; key < four + 4; ++key) {
       Pair pair;
-      UNROLL for (int i = 0; i < WORDS; ++i) pair.words[i] = WORDS_OF_TILE[(key * THREADS + thread) * WORDS + i];
+      UNROLL for (int i = 0; i < WORDS; ++i) pair.words[i] = WORDS_OF_TILE[(key * THREADS + worker) * WORDS + i];
       const float left = float(pair.x[0]), right = float(pair.x[1]);
       UNROLL for (int i = 0; i < BLOCK; ++i) {
         values_of[i][0] = fma(weights[i * TILE + key], left, values_of[i][0]);
@@ -140,17 +140,17 @@ for (int start = first; start < end; start += TILE) {
 
 const size_t splits = (keys_shape[2] + SPLIT - 1) / SPLIT, out = (head * splits + group.x) * QUERIES + begin;
 UNROLL for (int pass = 0; pass < PASSES; ++pass) {
-  const int slot = pass * ABREAST + thread / TILE;
+  const int slot = pass * ABREAST + worker / TILE;
   float total = sum[pass];
   UNROLL for (int step = TILE / 2; step; step /= 2) total += simd_from(total, lane ^ step);
-  if (thread % TILE == 0 && slot < BLOCK && begin + slot < QUERIES) {
+  if (worker % TILE == 0 && slot < BLOCK && begin + slot < QUERIES) {
     most_of[out + slot] = most[pass];
     sums[out + slot] = total;
   }
 }
 UNROLL for (int i = 0; i < BLOCK; ++i)
   if (begin + i < QUERIES)
-    UNROLL for (int j = 0; j < 2; ++j) weighted[(out + i) * D + 2 * thread + j] = values_of[i][j];
+    UNROLL for (int j = 0; j < 2; ++j) weighted[(out + i) * D + 2 * worker + j] = values_of[i][j];
 
 #undef WORDS_OF_TILE
 #undef FETCH

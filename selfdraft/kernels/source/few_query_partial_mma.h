@@ -74,7 +74,7 @@
       return here;
     };
 
-    UNROLL for (int at = thread; at < ROUNDS * 8 * WHOLE; at += 32 * WARPS) {
+    UNROLL for (int at = worker; at < ROUNDS * 8 * WHOLE; at += 32 * WARPS) {
       const int row = at / WHOLE, word = at % WHOLE, index = begin + row < QUERIES ? begin + row : 0;
       copy_later<16>(queries + row * WHOLE + (word ^ of_query(row)), q + (size_t(head) * QUERIES + index) * D + 8 * word);
     }

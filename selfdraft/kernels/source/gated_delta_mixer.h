@@ -82,7 +82,7 @@ const auto before = window + size_t(batch) * (PAST + held) * CONVOLVED;
     fresh[n][t] = (from) + t < steps ? float(given[((from) + t) * COLUMNS + columns[n]]) : 0.f;
 #define PAST_AT(n, i) float(before[(i) * CONVOLVED + columns[n]])
 UNROLL for (int n = 0; n < ROUNDS; ++n) {
-  const int channel = n * THREADS + thread;
+  const int channel = n * THREADS + worker;
   if (channel < CHANNELS) {  // as all of a simdgroup
     columns[n] = channel < DK ? key_head * DK + channel
                  : channel < 2 * DK ? (HK + key_head - 1) * DK + channel
@@ -93,7 +93,7 @@ UNROLL for (int n = 0; n < ROUNDS; ++n) {
     UNROLL for (int i = 0; i < TAPS; ++i) weight[n][i] = float(conv_weight[columns[n] * TAPS + i]);
   }
 }
-const int step = THREADS - 1 - thread;  // whose gates it makes; from the end, where simdgroups have no channels
+const int step = THREADS - 1 - worker;  // whose gates it makes; from the end, where simdgroups have no channels
 float rate = 0, speed = 0, log_decay = 0, bias = 0;
 if (step < steps) {
   const int from = step * COLUMNS + CONVOLVED + HV * DV + head;
@@ -106,32 +106,32 @@ float tape_key[OLD_KEYS], tape_delta = 0, tape_factor = 0;
 #define TAPE_KEY(at) float(tape_keys[((size_t(batch) * held + (at) / DK) * HK + key_head) * DK + (at) % DK])
 #define TAPE_DELTA(at) float(tape_deltas[((size_t(batch) * held + (at) / DV) * HV + head) * DV + (at) % DV])
 UNROLL for (int n = 0; n < OLD_KEYS; ++n) {
-  const int at = n * THREADS + thread;
+  const int at = n * THREADS + worker;
   tape_key[n] = at < held * DK ? TAPE_KEY(at) : 0.f;
 }
-if (int(thread) < held * DV) tape_delta = TAPE_DELTA(int(thread));
-if (int(thread) < held) tape_factor = float(tape_decay[(size_t(batch) * held + thread) * HV + head]);
+if (int(worker) < held * DV) tape_delta = TAPE_DELTA(int(worker));
+if (int(worker) < held) tape_factor = float(tape_decay[(size_t(batch) * held + worker) * HV + head]);
 float s[2][4 * WIDTH];
 UNROLL for (int r = 0; r < 2; ++r) {
   auto from = state + (matrix + row + 4 * r) * DK;
   READ_ROW(s[r], from, load4);
 }
-const int element = thread % DV;  // of y, for the norm
+const int element = worker % DV;  // of y, for the norm
 const float scale = float(norm_weight[element]), epsilon = eps[0];
 float z[OUTS];
 UNROLL for (int n = 0; n < OUTS; ++n) {
-  const int t = 4 * n + thread / DV;
+  const int t = 4 * n + worker / DV;
   z[n] = t < steps ? float(given[t * COLUMNS + CONVOLVED + head * DV + element]) : 0.f;
 }
 if (held > CHOICE) {  // what is longer comes behind the rest, and the tape's part of it goes on to its place at once
   UNROLL for (int n = 0; n < ROUNDS; ++n)
-    if (n * THREADS + int(thread) < CHANNELS) UNROLL for (int i = 0; i < PAST; ++i) past[n][i] = PAST_AT(n, count + i);
+    if (n * THREADS + int(worker) < CHANNELS) UNROLL for (int i = 0; i < PAST; ++i) past[n][i] = PAST_AT(n, count + i);
   UNROLL for (int n = OLD_KEYS; n < ALL_OLD_KEYS; ++n) {
-    const int at = n * THREADS + thread;
+    const int at = n * THREADS + worker;
     if (at < held * DK) later[at] = TAPE_KEY(at);
   }
   UNROLL for (int n = 1; n < (MOST_TAPE + 3) / 4; ++n) {
-    const int at = n * THREADS + thread;
+    const int at = n * THREADS + worker;
     if (at < held * DV) later[MOST_TAPE * DK + at] = TAPE_DELTA(at);
   }
 }
@@ -139,7 +139,7 @@ if (held > CHOICE) {  // what is longer comes behind the rest, and the tape's pa
 // Convolution and silu, which rounds between its operations as MLX does. Of the steps that a chunk lacks zeros are
 // convolved, and not stored.
 UNROLL for (int n = 0; n < ROUNDS; ++n) {
-  const int channel = n * THREADS + thread;
+  const int channel = n * THREADS + worker;
   if (channel < CHANNELS) {
     const bool writes = first || channel >= 2 * DK;
     float line[PAST + CHUNK];
@@ -188,15 +188,15 @@ if (step < steps) {
   decay[(step_0 + step) * HV + head] = factor;
 }
 UNROLL for (int n = 0; n < OLD_KEYS; ++n) {
-  const int at = n * THREADS + thread;
+  const int at = n * THREADS + worker;
   if (at < held * DK) later[at] = tape_key[n];
 }
-if (int(thread) < held * DV) later[MOST_TAPE * DK + thread] = tape_delta;
-if (int(thread) < held) old_decay[thread] = tape_factor;
+if (int(worker) < held * DV) later[MOST_TAPE * DK + worker] = tape_delta;
+if (int(worker) < held) old_decay[worker] = tape_factor;
 BARRIER();
 
 UNROLL for (int n = 0; n < ROUNDS; ++n) {
-  const int channel = n * THREADS + thread;
+  const int channel = n * THREADS + worker;
   if (channel < 2 * DK) {
     const bool is_key = channel >= DK;
     const float length = float(T(is_key ? INVERSE_ROOT(float(DK)) : 1.f / DK));
@@ -286,7 +286,7 @@ BARRIER();
 
 // Each simdgroup sums the squares of all of y, for the 32 elements that it writes.
 UNROLL for (int n = 0; n < OUTS; ++n) {
-  const int t = 4 * n + thread / DV;
+  const int t = 4 * n + worker / DV;
   if (t < steps) {  // as all of a simdgroup
     float sum = 0;
     UNROLL for (int i = 0; i < DV / 32; ++i) {

@@ -17,7 +17,9 @@ constexpr int KEY_ROUNDS = (2 * PIECE * WORDS + THREADS - 1) / THREADS;
 constexpr int VALUE_ROUNDS = (PIECE * CHANNELS + THREADS - 1) / THREADS;
 constexpr int GATE_ROUNDS = (PIECE * HEADS + THREADS - 1) / THREADS;
 constexpr int LINE = PIECE + 4;  // of a channel's values: squads then find theirs in different banks
-constexpr int VALUES = PIECE * 2 * DK, DECAYS = VALUES + CHANNELS * LINE, RATES = DECAYS + HEADS * LINE;  // in a piece
+constexpr int PLANES = DK % 128 ? 1 : MANY / 4;  // 16 bytes become two times 16: halves apart, for the sake of banks
+constexpr int ROW = PLANES > 1 ? DK + 16 : DK;
+constexpr int VALUES = PIECE * 2 * ROW, DECAYS = VALUES + CHANNELS * LINE, RATES = DECAYS + HEADS * LINE;  // in a piece
 constexpr int SIZE = RATES + HEADS * LINE;
 
 #ifdef __METAL_VERSION__
@@ -34,6 +36,7 @@ constexpr int SIZE = RATES + HEADS * LINE;
 #endif
 #endif
 #define SHARED_FOUR(p, i) (((const PLACE uint4*)(p))[i])
+#define FOURTH(i) ((i) % PLANES * (DK / 8 + 4) + (i) / PLANES)  // where the i-th four of a key is
 
 // A lane's columns of the DK values at `from`, where FOUR(from, i) is its i-th 16 bytes.
 #define COLUMN(n) \
@@ -49,6 +52,7 @@ constexpr int SIZE = RATES + HEADS * LINE;
       UNROLL for (int i = 0; i < 4; ++i) to[n + i] = part.x[i];                                      \
     }                                                                                                \
   }
+#define KEPT_FOUR(p, i) SHARED_FOUR(p, FOURTH(place) + ((i) - place) / PLANES)  // lanes are even many
 // Sums of the old lanes that a lane stands for, in the order in which a simdgroup would add them.
 #define JOINED(sums) \
   (PARTS == 4 ? (sums[0] + sums[2 % PARTS]) + (sums[1 % PARTS] + sums[3 % PARTS]) \
@@ -92,16 +96,16 @@ BETA rate_next[GATE_ROUNDS];
     const auto factors = decay + first * HV + head + head_0;                                                     \
     const auto rates = beta + first * HV + head + head_0;                                                        \
     UNROLL for (int n = 0; n < KEY_ROUNDS; ++n) {                                                                \
-      const int at = n * THREADS + thread, t = at / WORDS % PIECE, from = t * HK * WORDS + at % WORDS;           \
+      const int at = n * THREADS + worker, t = at / WORDS % PIECE, from = t * HK * WORDS + at % WORDS;           \
       if (at < 2 * PIECE * WORDS && t < left)                                                                    \
         key_word[n] = at < PIECE * WORDS ? load4(keys, from) : load4(queries, from);                             \
     }                                                                                                            \
     UNROLL for (int n = 0; n < VALUE_ROUNDS; ++n) {                                                              \
-      const int at = n * THREADS + thread, t = at / CHANNELS, c = at % CHANNELS;                                 \
+      const int at = n * THREADS + worker, t = at / CHANNELS, c = at % CHANNELS;                                 \
       if (at < PIECE * CHANNELS && t < left && base + c < channels) value_next[n] = values[t * HV * DV + c];     \
     }                                                                                                            \
     UNROLL for (int n = 0; n < GATE_ROUNDS; ++n) {                                                               \
-      const int at = n * THREADS + thread, t = at / HEADS, h = at % HEADS;                                       \
+      const int at = n * THREADS + worker, t = at / HEADS, h = at % HEADS;                                       \
       if (at < PIECE * HEADS && t < left && head_0 + h < ratio) {                                                \
         decay_next[n] = factors[t * HV + h];                                                                     \
         rate_next[n] = rates[t * HV + h];                                                                        \
@@ -112,24 +116,24 @@ BETA rate_next[GATE_ROUNDS];
 // What was fetched -> the piece.
 #define STORE                                                                                                    \
   UNROLL for (int n = 0; n < KEY_ROUNDS; ++n) {                                                                  \
-    const int at = n * THREADS + thread;                                                                         \
+    const int at = n * THREADS + worker;                                                                         \
     if (at < 2 * PIECE * WORDS) {                                                                                \
       union { uint4 word; T x[MANY]; } from;                                                                     \
       union { uint4 word; float x[4]; } part;                                                                    \
       from.word = key_word[n];                                                                                   \
-      const int to = at / WORDS % PIECE * 2 * DK + (at < PIECE * WORDS ? 0 : DK) + at % WORDS * MANY;            \
-      UNROLL for (int i = 0; i < MANY; i += 4) {                                                                 \
-        UNROLL for (int j = 0; j < 4; ++j) part.x[j] = float(from.x[i + j]);                                     \
-        ((PLACE uint4*)(piece + to))[i / 4] = part.word;                                                         \
+      const int to = at / WORDS % PIECE * 2 * ROW + (at < PIECE * WORDS ? 0 : ROW), four = at % WORDS * (MANY / 4); \
+      UNROLL for (int i = 0; i < MANY / 4; ++i) {                                                                \
+        UNROLL for (int j = 0; j < 4; ++j) part.x[j] = float(from.x[4 * i + j]);                                 \
+        ((PLACE uint4*)(piece + to))[FOURTH(four + i)] = part.word;                                              \
       }                                                                                                          \
     }                                                                                                            \
   }                                                                                                              \
   UNROLL for (int n = 0; n < VALUE_ROUNDS; ++n) {                                                                \
-    const int at = n * THREADS + thread;                                                                         \
+    const int at = n * THREADS + worker;                                                                         \
     if (at < PIECE * CHANNELS) piece[VALUES + at % CHANNELS * LINE + at / CHANNELS] = float(value_next[n]);      \
   }                                                                                                              \
   UNROLL for (int n = 0; n < GATE_ROUNDS; ++n) {                                                                 \
-    const int at = n * THREADS + thread;                                                                         \
+    const int at = n * THREADS + worker;                                                                         \
     if (at < PIECE * HEADS) {                                                                                    \
       piece[DECAYS + at % HEADS * LINE + at / HEADS] = decay_next[n];                                            \
       piece[RATES + at % HEADS * LINE + at / HEADS] = float(rate_next[n]);                                       \
@@ -140,8 +144,8 @@ BETA rate_next[GATE_ROUNDS];
 #define STEP(t, g, rate, value, seen)                                                                            \
   {                                                                                                              \
     float key[PARTS * WIDTH], query[PARTS * WIDTH];                                                              \
-    READ_ROW(key, piece + (t) * 2 * DK, SHARED_FOUR);                                                            \
-    READ_ROW(query, piece + (t) * 2 * DK + DK, SHARED_FOUR);                                                     \
+    READ_ROW(key, piece + (t) * 2 * ROW, KEPT_FOUR);                                                             \
+    READ_ROW(query, piece + (t) * 2 * ROW + ROW, KEPT_FOUR);                                                     \
     UNROLL for (int r = 0; r < ROWS; ++r) {                                                                      \
       float sums[PARTS];                                                                                         \
       UNROLL for (int j = 0; j < PARTS; ++j) {                                                                   \
@@ -190,12 +194,12 @@ NOT_UNROLLED for (int begin = 0; begin < tokens; begin += PIECE) {
     float seen[4][ROWS];
     UNROLL for (int i = 0; i < 4; ++i) STEP(t + i, g[r].x[i], rate[r].x[i], value[r].x[i], seen[i][r]);
     UNROLL for (int r = 0; r < ROWS; ++r) {
-      float half[2];
+      float both[2];
       UNROLL for (int i = 0; i < 2; ++i) {
         const float sent = upper ? seen[i][r] : seen[2 + i][r];
-        half[i] = (upper ? seen[2 + i][r] : seen[i][r]) + simd_from(sent, lane ^ (LANES / 2 * PARTS));
+        both[i] = (upper ? seen[2 + i][r] : seen[i][r]) + simd_from(sent, lane ^ (LANES / 2 * PARTS));
       }
-      float sum = (second ? half[1] : half[0]) + simd_from(second ? half[0] : half[1], lane ^ (LANES / 4 * PARTS));
+      float sum = (second ? both[1] : both[0]) + simd_from(second ? both[0] : both[1], lane ^ (LANES / 4 * PARTS));
       UNROLL for (int step = LANES / 8; step; step /= 2) sum += simd_from(sum, lane ^ (step * PARTS));
       if (place % (LANES / 4) == 0 && channel[r] < channels) kept[r * NEXT] = T(sum);
     }
@@ -229,6 +233,8 @@ UNROLL for (int r = 0; r < ROWS; ++r) {
 #undef PLACE
 #undef NOT_UNROLLED
 #undef SHARED_FOUR
+#undef FOURTH
+#undef KEPT_FOUR
 #undef COLUMN
 #undef READ_ROW
 #undef JOINED

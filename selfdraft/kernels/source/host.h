@@ -56,7 +56,7 @@ struct Threadgroup {
   Barrier all;
   unsigned running = 0;
   unsigned long moves = 0;  // barriers passed or fibers ended: none in a round means that all wait for ever
-  void (*body)(unsigned thread);
+  void (*body)(unsigned worker);
   alignas(64) char memory[kShared];
   std::vector<char> dynamic;  // of DYNAMIC_SHARED, and kMessage bytes that stay as they are
   size_t taken = 0;

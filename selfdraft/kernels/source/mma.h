@@ -9,7 +9,7 @@ template <> struct Pairs<FP16> { static constexpr uint kOnes = 0x3C003C00u, kMas
 template <class T, int PLACE> FUNCTION uint nibbles(uint word) {
   constexpr int shift = Pairs<T>::kShift - 4 * PLACE;
   const uint shifted = shift >= 0 ? word << (shift & 31) : word >> (-shift & 31);
-  return (shifted & Pairs<T>::kMask) | Pairs<T>::kSixteen;
+  return masked_or(shifted, Pairs<T>::kMask, Pairs<T>::kSixteen);
 }
 
 // Orders pairs of neighbours as `nibbles` orders weights: of 4 bits (k, k + 4), of 8 bits (k, k + 2).

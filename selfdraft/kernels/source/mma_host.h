@@ -30,6 +30,12 @@ void mma(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, int pla
     c[j] = float(sum);
   }
 }
+template <class T>
+void mma_new(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1, int place = __builtin_LINE()) {
+  for (int j = 0; j < 4; ++j) c[j] = 0;
+  mma<T>(c, a0, a1, a2, a3, b0, b1, place);
+}
+inline uint masked_or(uint a, uint mask, uint other) { return (a & mask) | other; }
 inline uint low_halves(uint a, uint b) { return (a & 0xffffu) | (b << 16); }
 inline uint high_halves(uint a, uint b) { return (a >> 16) | (b & 0xffff0000u); }
 
@@ -61,6 +67,20 @@ template <int LEFT> void await_copies(int place = __builtin_LINE()) {
     batches.erase(batches.begin());
   }
   simd_wait(place);
+}
+
+inline char* shared_address(void* p) { return static_cast<char*>(p); }
+template <int BYTES> void copy_if(bool wanted, void* to, const void* from) {
+  if (wanted) copy_later<BYTES>(to, from);
+}
+template <class X> X not_kept(X x) { return x; }
+#define ROLLED
+
+// Of every number; the first simdgroup of a threadgroup that starts finds them idle, as the last one left them.
+inline host::Threadgroup::Barrier host_teams[15];
+template <int TEAMS> void team_wait(int number, int place = __builtin_LINE()) {
+  if (number < 0 || number >= 15) host::Threadgroup::stop("there is no barrier for a team %ld\n", number);
+  host::current->wait(host_teams[number], 32 * TEAMS, place);
 }
 
 inline void copy_or_zero(void* to, const void* from, bool wanted) {

@@ -36,7 +36,7 @@ float lowest;
 TO_NUMBER(lowest, -INFINITE);
 int keys[PER], largest = -INFINITE;
 UNROLL for (int i = 0; i < PER; ++i) {
-  const int at = first + i * THREADS + int(thread);
+  const int at = first + i * THREADS + int(worker);
   TO_KEY(keys[i], at < end ? numbers[at] : lowest);
   largest = keys[i] > largest ? keys[i] : largest;
 }
@@ -46,7 +46,7 @@ UNROLL for (int i = 0; i < PER; ++i) {
 float top, bound = lowest;
 TO_NUMBER(top, largest);
 if (JOIN) {
-  if (thread < SLICES) bound = numbers[SLICES * MOST + thread];
+  if (worker < SLICES) bound = numbers[SLICES * MOST + worker];
 } else {
   bound = -top;
 }
@@ -105,8 +105,8 @@ if (!JOIN) {
       found[own + place++] = number;
     }
   }
-  for (int at = count + int(thread); at < MOST; at += THREADS) found[own + at] = at < k ? limit : lowest;
-  if (thread == 0) found[behind] = limit, found[behind + SLICES] = complete ? 0.0f : float(reach - k);
+  for (int at = count + int(worker); at < MOST; at += THREADS) found[own + at] = at < k ? limit : lowest;
+  if (worker == 0) found[behind] = limit, found[behind + SLICES] = complete ? 0.0f : float(reach - k);
   return;
 }
 
@@ -114,13 +114,13 @@ UNROLL for (int i = 0; i < PER; ++i) {
   if (keys[i] >= least) listed[place++] = keys[i];
 }
 BARRIER();
-if (int(thread) < count) {
-  const int key = listed[thread];
+if (int(worker) < count) {
+  const int key = listed[worker];
   int above = 0, equal = 0, before = 0;
   for (int i = 0; i < count; ++i) {
     above += listed[i] > key;
     equal += listed[i] == key;
-    before += listed[i] == key && i < int(thread);
+    before += listed[i] == key && i < int(worker);
   }
   TO_NUMBER(sorted[above + before], key);
   if (complete && above + before == k - 1) at_rank_k[0] = key, at_rank_k[1] = above, at_rank_k[2] = equal;

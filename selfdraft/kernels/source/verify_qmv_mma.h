@@ -1,51 +1,70 @@
     // y[M, N] = x[M, K] times dequantised weight[N, K] on tensor cores. A simdgroup takes 16 TILES rows of the weight as the
-    // left operand of mma (16 x 8 x 16) and 8 rows of x as the right one. The groups of K are dealt out to the simdgroups,
-    // UNIT at a time; each copies weights and x through STAGES places in shared memory, PIECE groups in each, ahead of what it
-    // computes. The order of sums hangs on UNIT and WARPS alone: not on M, ROWS, TILES, PIECE or STAGES.
+    // left operand of mma (16 x 8 x 16) and 8 rows of x as the right one. The groups of K are dealt out to WARPS shares, UNIT
+    // at a time; TEAMS simdgroups work on a share, each with rows of its own, and have its part of x in common. Weights and x
+    // are copied through STAGES places in shared memory, PIECE groups in each, ahead of what is computed. The outputs are dealt
+    // out evenly to as many threadgroups as the device runs at once, or a multiple of them.
+    // The order of sums hangs on UNIT and WARPS alone: not on M, ROWS, TILES, TEAMS, PIECE, STAGES or PLACES.
     // What is made of the product: see verify_qmv_end.h. Where it is gated, half of a simdgroup's 16 rows are of the first half.
-    // Constants: T, FORM, BITS (4, 8), GROUP, WARPS, UNIT, PIECE, TILES, STAGES, ROWS (of x; the rest in group.y).
+    // Constants: T, FORM, BITS (4, 8), GROUP, WARPS, TEAMS, UNIT, PIECE, TILES, STAGES, ROWS (of x; the rest in group.y), PLACES.
     constexpr int kWords = GROUP * BITS / 128;     // of a group that one lane holds: a quarter
     constexpr int kPairs = GROUP / 8;              // pairs of x that go with them
     constexpr int kRounds = (ROWS + 7) / 8;        // of 8 rows of x
-    constexpr int kRows = 16 * TILES;
+    constexpr int kRows = 16 * TILES;              // of a simdgroup
     constexpr int kRowWords = PIECE * 4 * kWords;  // of a row and a piece
-    constexpr int kStride = kRowWords + 4 * kWords;  // no two rows of a fragment in one bank
+    constexpr int kApart = kWords < 8 ? 8 / kWords : 1;  // rows read at once, whose groups must lie in other banks
     constexpr int kScales = PIECE / 2;             // words of scales of a row and a piece
     constexpr int kXWords = PIECE * GROUP / 2, kXStride = kXWords + 4;
-    constexpr int kX = kRows * (kStride + 2 * kScales);  // words before x
-    constexpr int kStage = kX + ROWS * kXStride;
+    constexpr int kOwnWords = kRows * (kRowWords + 2 * kScales);  // of a simdgroup and a stage
+    constexpr int kStage = TEAMS * kOwnWords + ROWS * kXStride;
     constexpr int kPieces = UNIT / PIECE;
     constexpr uint kOnes = Pairs<T>::kOnes;
     const int M = x_shape[0] * x_shape[1], N = weight_shape[0], K = x_shape[2];
     const int groups = K / GROUP;  // of a row
-    const int g = lane / 4, t = lane % 4;
-    constexpr int kOwn = FORM == GATED ? kRows / 2 : kRows;  // outputs
-    const int ends = FORM == GATED ? N / 2 : N, first = group.x * kOwn, top = group.y * ROWS;
-    // The row of the weight behind one of the tile; what is behind the end is read again, and not written.
-    auto source = [&](int row) {
-      const int own = first + (FORM == GATED ? row / 16 * 8 + row % 8 : row), most = own < ends ? own : ends - 1;
-      return FORM == GATED && row % 16 >= 8 ? most + ends : most;
-    };
+    const int g = lane / 4, t = lane % 4, share = simdgroup % WARPS, team = simdgroup / WARPS;
+    constexpr int kOwn = (FORM == GATED ? kRows / 2 : kRows) * TEAMS;  // outputs that a threadgroup has room for
+    const int ends = FORM == GATED ? N / 2 : N, top = group.y * ROWS;
+    const int turns = (ends + PLACES * kOwn - 1) / (PLACES * kOwn), even = (ends + PLACES * turns - 1) / (PLACES * turns);
+    const int most = even > 8 ? even : 8, first = group.x * most, own = most < ends - first ? most : ends - first;
     DYNAMIC_SHARED(uint, memory);
-    uint* const mine = memory + simdgroup * STAGES * kStage;
-    const int pieces = (groups / UNIT - (int)simdgroup + WARPS - 1) / WARPS * kPieces;  // of this simdgroup
+    uint* const stages = memory + share * STAGES * kStage;
+    const int pieces = (groups / UNIT - share + WARPS - 1) / WARPS * kPieces;  // of this share
 
+    // Where group u of a row is kept: elsewhere in rows that are read at once.
+    auto place = [&](uint row, uint u) { return kApart <= PIECE ? u ^ row % kApart : u ^ row / (kApart / PIECE) % PIECE; };
+    // The outputs of this simdgroup, and the one behind a row of its tiles. Beyond them nothing is copied, and nothing written.
+    const int begin = first + team * (kOwn / TEAMS);
+    const uint left = begin - first < own ? own - (begin - first) : 0;
+    auto output = [&](uint row) { return FORM == GATED ? row / 16 * 8 + row % 8 : row; };
+    auto source = [&](uint row) { return output(row) + (FORM == GATED && row % 16 >= 8 ? ends : 0); };
+    const auto shared = shared_address(stages);
+    // Addresses are worked out anew for every piece, for the sake of registers.
     auto fetch = [&](int number, int stage) {
-      const int piece = (simdgroup + number / kPieces * WARPS) * kPieces + number % kPieces;
-      uint* const to = mine + stage * kStage;
-      UNROLL for (int each = lane; each < kRows * (kRowWords / 4); each += 32) {
-        const int row = each / (kRowWords / 4), part = each % (kRowWords / 4);
-        const int from = source(row);
-        copy_later<16>(to + row * kStride + 4 * part, weight + (size_t)from * (groups * 4 * kWords) + piece * kRowWords + 4 * part);
+      const uint piece = (share + number / kPieces * WARPS) * kPieces + number % kPieces;
+      const auto base = shared + 4 * stage * kStage, to = base + 4 * team * kOwnWords;
+      {
+        constexpr uint parts = kRowWords / 4, together = 32 / parts;  // of 16 bytes; rows
+        const uint row = lane / parts, part = lane % parts, bytes = not_kept(groups * 16 * kWords);
+        const char* const from = not_kept((const char*)weight + (size_t)begin * bytes + (piece * kRowWords + 4 * part) * 4);
+        const auto at = to + 4 * (row * kRowWords + part % kWords * 4);
+        UNROLL for (uint i = 0; i < kRows; i += together) {
+          const auto its = at + 4 * (i * kRowWords + place(i + row, part / kWords) * 4 * kWords);
+          copy_if<16>(output(i + row) < left, its, from + (size_t)source(i + row) * bytes);
+        }
       }
-      UNROLL for (int row = lane; row < 2 * kRows; row += 32) {
-        const int from = source(row % kRows);
-        copy_later<2 * PIECE>(to + kRows * kStride + row * kScales, (row < kRows ? scales : biases) + (size_t)from * groups + piece * PIECE);
+      {
+        const uint row = lane / 2, bytes = not_kept(2 * groups);
+        const char* const from = not_kept((const char*)(lane % 2 ? biases : scales) + (size_t)begin * bytes + 2 * PIECE * piece);
+        const auto at = to + 4 * (kRows * kRowWords + lane * kScales);
+        UNROLL for (uint i = 0; i < kRows; i += 16)
+          copy_if<2 * PIECE>(output(i + row) < left, at + 8 * i * kScales, from + (size_t)source(i + row) * bytes);
       }
-      for (int each = lane; each < ROWS * (kXWords / 4); each += 32) {
-        const int row = each / (kXWords / 4), part = each % (kXWords / 4);
-        const int from = top + row < M ? top + row : M - 1;
-        copy_later<16>(to + kX + row * kXStride + 4 * part, (const uint*)x + (size_t)from * (K / 2) + piece * kXWords + 4 * part);
+      {
+        constexpr uint parts = kXWords / 4, together = 32 * TEAMS / parts;
+        const uint each = team * 32 + lane, row = each / parts, part = each % parts, bytes = not_kept(2 * K);
+        const char* const from = not_kept((const char*)x + (size_t)(top + row) * bytes + (piece * kXWords + 4 * part) * 4);
+        const auto at = base + 4 * (TEAMS * kOwnWords + row * kXStride + 4 * part);
+        UNROLL for (uint i = 0; i < ROWS; i += together)
+          copy_if<16>((ROWS % together == 0 || i + row < ROWS) && top + i + row < M, at + 4 * i * kXStride, from + (size_t)i * bytes);
       }
     };
 
@@ -63,54 +82,62 @@
       if (number + STAGES - 1 < pieces) fetch(number + STAGES - 1, stage ? stage - 1 : STAGES - 1);
       close_copies();
       await_copies<STAGES - 1>();
-      const uint* const here = mine + stage * kStage;
+      if (TEAMS > 1) team_wait<TEAMS>(share);  // for the others' part of x
+      const uint* const here = stages + stage * kStage + team * kOwnWords;
+      const uint* const its_x = stages + stage * kStage + TEAMS * kOwnWords;
       stage = stage + 1 < STAGES ? stage + 1 : 0;
-      T scale[TILES][2][PIECE], bias[TILES][2][PIECE];
-      UNROLL for (int i = 0; i < TILES; ++i)
-        UNROLL for (int half = 0; half < 2; ++half) {
-          const int row = 16 * i + 8 * half + g;
-          load_shared<PIECE>((const T*)(here + kRows * kStride + row * kScales), scale[i][half]);
-          load_shared<PIECE>((const T*)(here + kRows * kStride + (kRows + row) * kScales), bias[i][half]);
-        }
-      UNROLL for (int u = 0; u < PIECE; ++u) {
-        uint words[TILES][2][kWords];
-        UNROLL for (int i = 0; i < TILES; ++i)
-          UNROLL for (int half = 0; half < 2; ++half)
-            load_shared<kWords>(here + (16 * i + 8 * half + g) * kStride + (4 * u + t) * kWords, words[i][half]);
+      ROLLED for (int u = 0; u < PIECE; ++u) {
+        uint b[kRounds][kPairs];
+        float xs[kRounds][4];  // sums of x over the group
         UNROLL for (int m = 0; m < kRounds; ++m) {
-          uint b[kPairs];
-          if (8 * m + g < ROWS) {
-            load_shared<kPairs>(here + kX + (8 * m + g) * kXStride + (4 * u + t) * kPairs, b);
-          } else {
-            UNROLL for (int j = 0; j < kPairs; ++j) b[j] = 0;
+          load_shared<kPairs>(its_x + (8 * m + g % (ROWS < 8 ? ROWS : 8)) * kXStride + (4 * u + t) * kPairs, b[m]);
+          pair_up<kPairs, BITS>(b[m]);
+          mma_new<T>(xs[m], kOnes, kOnes, kOnes, kOnes, b[m][0], b[m][1]);
+          UNROLL for (int j = 2; j < kPairs; j += 2) mma<T>(xs[m], kOnes, kOnes, kOnes, kOnes, b[m][j], b[m][j + 1]);
+        }
+        UNROLL for (int i = 0; i < TILES; ++i) {
+          uint words[2][kWords];
+          UNROLL for (int half = 0; half < 2; ++half)
+            load_shared<kWords>(here + (16 * i + 8 * half + g) * kRowWords + (4 * place(g, u) + t) * kWords, words[half]);
+          uint a[kWords][8];  // unpacked once for all rows of x
+          UNROLL for (int j = 0; j < kWords; ++j)
+            UNROLL for (int half = 0; half < 2; ++half) {
+              a[j][half] = nibbles<T, 0>(words[half][j]);
+              a[j][half + 2] = nibbles<T, 1>(words[half][j]);
+              a[j][half + 4] = nibbles<T, 2>(words[half][j]);
+              a[j][half + 6] = nibbles<T, 3>(words[half][j]);
+            }
+          float by[2], rest[2];
+          UNROLL for (int half = 0; half < 2; ++half) {
+            const T* const scale = (const T*)(here + kRows * kRowWords + (16 * i + 8 * half + g) * 2 * kScales);
+            by[half] = float(scale[u]);
+            rest[half] = fma(BITS == 4 ? -16.f : -272.f, by[half], float(scale[PIECE + u]));  // nibbles came as 16 + n
           }
-          pair_up<kPairs, BITS>(b);
-          float xs[4] = {0, 0, 0, 0};  // sums of x over the group
-          UNROLL for (int j = 0; j < kPairs; j += 2) mma<T>(xs, kOnes, kOnes, kOnes, kOnes, b[j], b[j + 1]);
-          UNROLL for (int i = 0; i < TILES; ++i) {
-            float low[4] = {0, 0, 0, 0}, high[4] = {0, 0, 0, 0};
+          UNROLL for (int m = 0; m < kRounds; ++m) {
+            const uint* const c = b[m];
+            float low[4], high[4];
             UNROLL for (int j = 0; j < kWords; ++j) {
-              const uint one = words[i][0][j], two = words[i][1][j];
+              const uint* const n = a[j];
               if (BITS == 4) {
-                mma<T>(low, nibbles<T, 0>(one), nibbles<T, 0>(two), nibbles<T, 1>(one), nibbles<T, 1>(two), b[4 * j], b[4 * j + 1]);
-                mma<T>(low, nibbles<T, 2>(one), nibbles<T, 2>(two), nibbles<T, 3>(one), nibbles<T, 3>(two), b[4 * j + 2], b[4 * j + 3]);
+                if (j) mma<T>(low, n[0], n[1], n[2], n[3], c[4 * j], c[4 * j + 1]);
+                else mma_new<T>(low, n[0], n[1], n[2], n[3], c[0], c[1]);
+                mma<T>(low, n[4], n[5], n[6], n[7], c[4 * j + 2], c[4 * j + 3]);
               } else {
-                mma<T>(low, nibbles<T, 0>(one), nibbles<T, 0>(two), nibbles<T, 2>(one), nibbles<T, 2>(two), b[2 * j], b[2 * j + 1]);
-                mma<T>(high, nibbles<T, 1>(one), nibbles<T, 1>(two), nibbles<T, 3>(one), nibbles<T, 3>(two), b[2 * j], b[2 * j + 1]);
+                if (j) mma<T>(low, n[0], n[1], n[4], n[5], c[2 * j], c[2 * j + 1]);
+                else mma_new<T>(low, n[0], n[1], n[4], n[5], c[0], c[1]);
+                if (j) mma<T>(high, n[2], n[3], n[6], n[7], c[2 * j], c[2 * j + 1]);
+                else mma_new<T>(high, n[2], n[3], n[6], n[7], c[0], c[1]);
               }
             }
-            UNROLL for (int half = 0; half < 2; ++half) {
-              const float by = float(scale[i][half][u]);
-              const float rest = fma(BITS == 4 ? -16.f : -272.f, by, float(bias[i][half][u]));  // nibbles came as 16 + n
-              UNROLL for (int j = 0; j < 2; ++j) {
-                const float product = BITS == 4 ? low[2 * half + j] : fma(16.f, high[2 * half + j], low[2 * half + j]);
-                sums[i][m][2 * half + j] = fma(by, product, fma(rest, xs[j], sums[i][m][2 * half + j]));
-              }
+            UNROLL for (int j = 0; j < 4; ++j) {
+              const float product = BITS == 4 ? low[j] : fma(16.f, high[j], low[j]);
+              sums[i][m][j] = fma(by[j / 2], product, fma(rest[j / 2], xs[m][j % 2], sums[i][m][j]));
             }
           }
         }
       }
-      simd_wait();  // before the place is filled again
+      if (TEAMS > 1) team_wait<TEAMS>(share);  // before the place is filled again
+      else simd_wait();
     }
     await_copies<0>();
 
@@ -118,18 +145,18 @@
     UNROLL for (int m = 0; m < kRounds; ++m) {
       BARRIER();
       UNROLL for (int i = 0; i < TILES; ++i)
-        UNROLL for (int j = 0; j < 4; ++j) parts[((simdgroup * TILES + i) * 16 + 8 * (j / 2) + g) * 8 + 2 * t + j % 2] = sums[i][m][j];
+        UNROLL for (int j = 0; j < 4; ++j) parts[(((share * TEAMS + team) * TILES + i) * 16 + 8 * (j / 2) + g) * 8 + 2 * t + j % 2] = sums[i][m][j];
       BARRIER();
       auto total = [&](int row, int column) {
         float sum = 0;
-        for (int warp = 0; warp < WARPS; ++warp) sum += parts[(warp * kRows + row) * 8 + column];
+        for (int warp = 0; warp < WARPS; ++warp) sum += parts[(warp * TEAMS * kRows + row) * 8 + column];
         return sum;
       };
-      for (int each = thread; each < kOwn * 8; each += 32 * WARPS) {
-        const int column = each / kOwn, own = each % kOwn, row = FORM == GATED ? own / 8 * 16 + own % 8 : own;
+      for (int each = worker; each < kOwn * 8; each += 32 * WARPS * TEAMS) {
+        const int column = each / kOwn, mine = each % kOwn, row = FORM == GATED ? mine / 8 * 16 + mine % 8 : mine;
         const int to = top + 8 * m + column;
-        if (8 * m + column < ROWS && to < M && first + own < ends) {
-          const size_t at = (size_t)to * ends + first + own;
+        if (8 * m + column < ROWS && to < M && mine < own) {
+          const size_t at = (size_t)to * ends + first + mine;
           const float sum = total(row, column);
           y[at] = FORM == GATED  ? gated<T>(sum, total(row + 8, column))
                   : FORM == ADDED ? T(float(T(sum)) + float(residual[at]))
