@@ -126,19 +126,21 @@ def decoding(bench: Bench, found: Found) -> None:
 
 
 def commit(rounds: Sequence[Round], found: Found) -> None:
-    """Cycles behind a rejection against those behind full acceptance: the next cycle's forward holds the rollback."""
+    """Cycles behind a rejection against those behind full acceptance: the next cycle's forward holds the rollback.
+
+    Cycles differ by more than that; `gpu_profile` has the GPU's own time.
+    """
     pairs = [(n, 1e3 * t) for one in rounds for n, t in zip(one.emitted, one.times[1:], strict=False)]
     kinds = [[t for n, t in pairs if n <= DEPTH], [t for n, t in pairs if n > DEPTH]]
     inside = Spread.of([1e3 * seconds for one in rounds for seconds in one.commits])
     whole = statistics.median(t for _, t in pairs)
     figures: dict[str, Any] = {"host_ms": inside.rounded(4), "cycle_ms": round(whole, 3)}
     found.figures["commit"] = figures
-    found.values["commit host"] = inside.median / whole
     if min(map(len, kinds)) < 2:
         found.left_out("commit after a rejection", f"too few cycles of a kind: {[len(kind) for kind in kinds]}")
         return
     rejected, full = (Spread.of(kind) for kind in kinds)
-    found.values["commit"] = (rejected.median - full.median) / whole
+    figures["share"] = round((rejected.median - full.median) / whole, 5)
     # A median's standard error is 1.25 deviations over the root of the count; quartiles are 1.35 deviations apart.
     error = 1.25 / 1.35 * math.hypot(rejected.width / len(kinds[0]) ** 0.5, full.width / len(kinds[1]) ** 0.5)
     figures["behind_a_rejection_ms"] = {**rejected.rounded(3), "cycles": len(kinds[0])}

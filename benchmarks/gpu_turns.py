@@ -207,15 +207,17 @@ class Stock:
 
 
 class Forwards:
-    """Trunk forwards of a width, each committed whole before the next.
+    """Trunk forwards of a width, each committed before the next.
 
     Args:
         queued: whether the next is queued before one is waited for, as in the engine.
+        kept: how many of its tokens are committed; all by default.
     """
 
-    def __init__(self, bench: Bench, width: int, *, queued: bool) -> None:
-        self.name = f"{'queued' if queued else 'waited for'}, {width} wide"
+    def __init__(self, bench: Bench, width: int, *, queued: bool, kept: int | None = None) -> None:
+        self.name = f"{'queued' if queued else 'waited for'}, {width} wide" + (f", {kept} kept" if kept else "")
         self._width, self._queued, self._count = width, queued, bench.extent.forwards
+        self._kept = kept or width
         self._model, self._state = bench.built.model, prefilled(bench.built.model, bench.text(bench.extent.context))
         self._tokens = mx.array([bench.text(width, 1)])
 
@@ -223,7 +225,7 @@ class Forwards:
         """Queue one."""
         hidden, captured = self._model.forward(self._tokens, [self._state], keep_steps=True)
         logits = self._model.logits(hidden)
-        captured.commit([self._state], [self._width])
+        captured.commit([self._state], [self._kept])
         out = [logits, *self._state.arrays()]
         mx.async_eval(out)
         return out

@@ -127,8 +127,7 @@ def test_a_rejection_is_charged_to_the_cycle_behind_it(module: Any) -> None:
     times = [0.011 if place and emitted[place - 1] == 2 else 0.010 for place in range(len(emitted))]
     found = turns.Found()
     parts.commit([turns.Round(times, emitted, [1e-5] * len(times))], found)
-    assert found.values["commit"] == pytest.approx(0.1)
-    assert found.values["commit host"] == pytest.approx(0.001)
+    assert found.figures["commit"]["share"] == pytest.approx(0.1)
 
 
 def test_busy_time_and_gaps_of_events_that_overlap(module: Any) -> None:
@@ -167,8 +166,13 @@ def test_parts_of_the_gpu_clock(stand_in: ModuleType, module: Any) -> None:
     assert nbytes["1 rows"] == 256 * 128 // 2 + 2 * 2 * 256 * 2 + 2 * (128 + 256)  # words, scales and biases, x and y
     assert found.values["qmv share"] == pytest.approx(nbytes["1 rows"] / nbytes["copy"])  # all take 30 us there
     assert found.values["qmv rows"] == 1
+    cycle = {"cycle_ms": {"median": 0.08 / bench.extent.profiled}}
+    found.figures["decoding"] = {f"depth {depth}, 1 row, {bench.extent.context} tokens": cycle for depth in (0, 3)}
+    found.figures["commit"] = {"cycle_ms": 1.0}
     stand_in.profile(bench, found)
-    assert found.values["idle"] == pytest.approx(30 / 70)
+    assert found.values["idle"] == pytest.approx(40 / 80)  # two kernels of 40 us in all, cycles of 80
+    assert found.values["commit"] == 0
+    assert len(found.figures["forward_by_kept_ms"]) == 3
     assert found.values["verify GPU"] == 1
     cycle = next(iter(found.figures["profiled_cycles"].values()))
     assert cycle["calls_that_may_wait"] == {"cudaEventSynchronize": 3 / bench.extent.profiled}
