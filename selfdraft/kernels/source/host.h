@@ -1,5 +1,6 @@
 // Prelude for the host: what tests run kernels with. Threads of a threadgroup are fibers that take turns; they hand over
 // where they wait for each other. Threadgroups run one after the other.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -46,11 +47,11 @@ struct Index { uint x, y, z; };
 
 // One threadgroup that runs.
 struct Threadgroup {
-  struct Fiber { ucontext_t context; std::vector<char> stack; bool done = false; };
+  struct Fiber { ucontext_t context; jmp_buf place; std::vector<char> stack; bool begun = false, done = false; };
   struct Barrier { unsigned arrived = 0, generation = 0; int place = 0; };
 
   static constexpr size_t kStack = 64 * 1024, kShared = 48 * 1024, kMessage = 64;  // shared: what CUDA lets a text declare
-  ucontext_t scheduler;
+  jmp_buf scheduler;
   std::vector<Fiber> fibers;
   std::vector<Barrier> simds;
   Barrier all;
@@ -62,7 +63,15 @@ struct Threadgroup {
   size_t taken = 0;
   std::vector<char> messages;  // a slot for every thread, twice
 
-  void hand_over() { swapcontext(&fibers[running].context, &scheduler); }
+  void hand_over() {
+    if (!_setjmp(fibers[running].place)) _longjmp(scheduler, 1);
+  }
+  void resume(Fiber& fiber) {
+    if (_setjmp(scheduler)) return;
+    if (fiber.begun) _longjmp(fiber.place, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+  }
 
   [[noreturn]] static void stop(const char* format, long one, long other = 0) {
     std::fprintf(stderr, format, one, other);
@@ -118,7 +127,7 @@ struct Threadgroup {
     std::memset(memory, 0xff, kShared);  // NaN
     dynamic.assign(HOST_DYNAMIC_BYTES + 2 * kMessage, char(0xff));
     for (auto& fiber : fibers) {
-      fiber.done = false;
+      fiber.begun = fiber.done = false;
       getcontext(&fiber.context);
       fiber.context.uc_stack.ss_sp = fiber.stack.data();
       fiber.context.uc_stack.ss_size = kStack;
@@ -132,7 +141,7 @@ struct Threadgroup {
       for (unsigned turn = 0; turn < threads; ++turn) {
         running = backwards ? threads - 1 - turn : turn;
         if (fibers[running].done) continue;
-        swapcontext(&scheduler, &fibers[running].context);
+        resume(fibers[running]);
         left += !fibers[running].done;
       }
       if (left && moves == before) stop("%ld threads wait for others that never come\n", left);
