@@ -44,7 +44,7 @@ bench: ## speed on this machine against stock mlx-lm, in one alternating run
 	@sh scripts/setup.sh
 	$(PY) benchmarks/decode.py
 
-bench-gpu: ## every bar for a GPU, on a synthetic model of 27B shape: 8 minutes, 40 GB of GPU memory; see docs/performance.md
+bench-gpu: ## every bar for a GPU, on a synthetic model of 27B shape: 3 minutes, some 60 GB; see docs/performance.md
 	@sh scripts/setup.sh
 	$(PY) benchmarks/gpu.py
 
