@@ -235,6 +235,8 @@ def _head(options: argparse.Namespace, extent: Extent, dtype: str) -> dict[str, 
         "kernel_texts": sources_digest()[:16],
         "model": f"synthetic-{options.shape}",
         "dtype": dtype,
+        # Of MLX, for us and for mlx-lm alike.
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("MLX_M")},
         "parameters": {"acceptance": ACCEPTANCE, "depth": DEPTH, **SAMPLING, "quick": options.quick, **asdict(extent)},
     }
 

@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def stock(bench: Bench, found: Found) -> list[Contender]:
         begin = time.perf_counter()
         model(mx.array([text[:-1]]), cache=cache)
         mx.eval([each.state for each in cache])
-        found.figures["mlx_lm_prefill_s"] = round(time.perf_counter() - begin, 3)
+        found.figures["mlx_lm_first_prefill_s"] = round(time.perf_counter() - begin, 3)
         return [Stock(model, cache, text[-1], extent.cycles, settings) for settings in ({}, SAMPLING)]
     except (ImportError, ValueError, TypeError, AttributeError, RuntimeError) as error:  # its versions differ
         found.left_out("mlx-lm", f"{type(error).__name__}: {str(error).splitlines()[0]}")
@@ -221,7 +221,7 @@ def parity(bench: Bench, found: Found) -> None:
     figures = {str(rows): compared(bench, model, rows) for rows in (1, bench.extent.rows)}
     one, many = figures.values()
     found.values["parity 1"], found.values["parity n"] = one["logits"], many["logits"]
-    found.values["parity states"] = max(each[what] for each in figures.values() for what in ("states", "behind"))
+    found.values["parity states"] = largest(each[what] for each in figures.values() for what in ("states", "behind"))
     found.figures["parity"] = {"layers": bench.extent.layers, "rows": figures}
 
 
@@ -248,7 +248,7 @@ def compared(bench: Bench, model: Any, rows: int) -> dict[str, Any]:
             if place + 1 == count:
                 left.append(alone.fork())
     worst = {"logits": difference(wide.reshape(rows * width, -1), mx.concatenate(narrow)[:, 0])}
-    worst["states"] = max(difference(a, b) for pair in zip(states, left, strict=True) for a, b in parts(*pair))
+    worst["states"] = largest(difference(a, b) for pair in zip(states, left, strict=True) for a, b in parts(*pair))
     behind = forward([[row[width]] for row in ids], states, [1] * rows)
     singles = [forward([[row[width]]], [alone], [1]) for row, alone in zip(ids, left, strict=True)]
     worst["behind"] = difference(behind, mx.concatenate(singles))
@@ -266,6 +266,12 @@ def parts(one: RowState, other: RowState) -> Iterator[tuple[mx.array, mx.array]]
             assert e is not None
             assert f is not None
             yield e[:, :, : one.length], f[:, :, : one.length]
+
+
+def largest(values: Iterable[float]) -> float:
+    """NaN if any is: `max` loses it."""
+    every = list(values)
+    return math.nan if any(map(math.isnan, every)) else max(every)
 
 
 def difference(one: mx.array, other: mx.array) -> float:

@@ -181,7 +181,7 @@ def profile(bench: Bench, found: Found) -> None:
         alone = 1e3 * statistics.median(contender.advance(count).times)
         seen = profiled(lambda contender=contender: contender.advance(count))  # type: ignore[misc]
         if cycle := found.figures.get("decoding", {}).get(contender.name):  # which no profiler slowed down
-            found.values[key] = 1 - seen.busy / count / 1e6 / cycle["cycle_ms"]["median"]
+            found.values[key] = 1 - seen.busy / count / 1e6 / cycle["cycle_ms_mean"]
         cycles[contender.name] = {
             **_described(seen, count),
             "ms_not_profiled": round(alone, 3),

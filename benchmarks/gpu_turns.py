@@ -323,6 +323,8 @@ def summary(rounds: Sequence[Round]) -> dict[str, Any]:
         "tokens_per_second": Spread.of([one.rate for one in rounds]).rounded(),
         "cycle_ms": Spread.of([1e3 * seconds for seconds in times]).rounded(3),
         "tokens_per_cycle": round(statistics.fmean(emitted), 3),
+        "cycle_ms_mean": round(1e3 * statistics.fmean(times), 3),
+        "rounds": len(rounds),
         "cycles": len(times),
         "waits_per_cycle": round(sum(one.waits for one in rounds) / len(times), 3),
     }

@@ -92,7 +92,7 @@ class Engine:
         assert request.params.max_tokens is not None
         tokens = prompt if request.only_prompt else prompt + request.params.max_tokens
         return plan(
-            self.mode,
+            request.mode or self.mode,
             prompt,
             min(tokens, model.context_length),
             # Of each row as many tokens are forwarded as of the deepest, twice where a cycle is started early; and as

@@ -15,7 +15,7 @@ from ..state import Room, RowState
 from . import noise
 from .constraint import Constraint
 from .depth import DepthPolicy
-from .modes import RowMode
+from .modes import EngineMode, RowMode
 from .sampling import History
 from .session import Boundary, Cut, Session
 from .statistics import RowStatistics
@@ -46,6 +46,7 @@ class Request:
         only_prompt: emit nothing: the row ends behind its prompt, its reason "length".
         session: where the row may go on from and leaves boundaries; not with `prompt_logprobs`, which need every
             token forwarded.
+        mode: how its buffers are made; None for as the engine makes them.
     """
 
     prompt: Sequence[int]
@@ -58,6 +59,7 @@ class Request:
     prompt_logprobs: int | None = None
     only_prompt: bool = False
     session: Session | None = None
+    mode: EngineMode | None = None
 
 
 @dataclass(frozen=True)

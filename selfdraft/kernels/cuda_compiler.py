@@ -7,6 +7,7 @@ where they are others, MLX does not find what lies here, and compiles it itself.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -69,25 +70,33 @@ def compile_ahead(signature: Signature, header: str, body: str) -> None:
         header, body: as handed to `mx.fast.cuda_kernel`.
     """
     source = mlx_source(signature, header, body)
-    where = folder() / module_name(signature, source)
-    if where.with_suffix(".ptx").exists():
+    kept = folder()
+    if kept is None:
         return
+    where = kept / module_name(signature, source)
     try:
+        if _is_code(where.with_suffix(".ptx")):
+            return
         code, symbol = cubin(signature, source, _architecture())
         where.parent.mkdir(parents=True, exist_ok=True)
         # MLX looks for the code first: the name of what is in it must be there by then.
         _put(where.with_suffix(".txt"), f"{_qualified(signature)}\t{symbol}\n".encode())
         _put(where.with_suffix(".ptx"), code)
-    except (OSError, _Failed) as failure:
+    except (OSError, AttributeError, ValueError, _Failed) as failure:  # the library is not here, or another one
         log.info("kernel %s is left to MLX to compile: %s", signature.name, failure)
 
 
-def folder() -> Path:
-    """Where MLX looks: MLX_PTX_CACHE_DIR, which is set to a folder of the user's own for this GPU if it is not."""
+def folder() -> Path | None:
+    """Where MLX looks: MLX_PTX_CACHE_DIR, which is set to a folder of the user's own for this GPU if it is not.
+
+    None where it is empty, with which MLX keeps nothing. Where the user's folder cannot be written to, it is MLX's.
+    """
     if _FOLDER not in os.environ:
         own = platformdirs.user_cache_path("selfdraft") / "cuda" / f"mlx-{version('mlx')}-{_architecture()}"
+        if not _writable(own):
+            return Path(tempfile.gettempdir()) / "mlx" / version("mlx") / "ptx"
         os.environ[_FOLDER] = str(own)
-    return Path(os.environ[_FOLDER])
+    return Path(os.environ[_FOLDER]) if os.environ[_FOLDER] else None
 
 
 def mlx_source(signature: Signature, header: str, body: str) -> str:
@@ -164,15 +173,17 @@ def _checked(library: ctypes.CDLL, status: int) -> None:
 def _nvrtc() -> tuple[ctypes.CDLL, Path]:
     """The compiler, the very one that MLX has loaded or else this Python's, and the folder of CUDA's headers."""
     maps = Path("/proc/self/maps")
-    loaded = re.findall(r"/\S*/libnvrtc\.so\S*", maps.read_text()) if maps.exists() else []
+    mapped = maps.read_text().splitlines() if maps.exists() else []
+    loaded = sorted({line.split(maxsplit=5)[5] for line in mapped if "/libnvrtc.so" in line})
     packages = Path(mx.__file__).parents[1]
     installed = sorted(packages.glob("nvidia/*/lib/libnvrtc.so*"), reverse=True)
-    for path in map(Path, [*loaded, *installed]):
+    for path in [*(Path(each) for each in loaded), *installed]:
         homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
         roots = [path.parents[1], *packages.glob("nvidia/*"), *(Path(home) for home in homes if home)]
         for include in (root / "include" for root in roots):
             if (include / "cuda_bf16.h").exists():
-                return ctypes.CDLL(str(path)), include
+                with contextlib.suppress(OSError):  # another may do
+                    return ctypes.CDLL(str(path)), include
     missing = "CUDA's headers: set CUDA_HOME" if loaded or installed else "libnvrtc"
     raise FileNotFoundError(f"there is no {missing}")
 
@@ -180,8 +191,30 @@ def _nvrtc() -> tuple[ctypes.CDLL, Path]:
 def _put(path: Path, content: bytes) -> None:
     """Written whole or not at all, whoever else writes it."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
+        try:
+            file.write(content)
+            file.flush()
+            os.replace(file.name, path)
+        except OSError:
+            os.unlink(file.name)
+            raise
+
+
+def _is_code(path: Path) -> bool:
+    """Whether a file is there and holds code: a machine that broke down may leave it empty."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except FileNotFoundError:
+        return False
+
+
+def _writable(path: Path) -> bool:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK | os.X_OK)
 
 
 def _standard_hash(data: bytes) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ..engine import SCORED_TOGETHER, Plan, Request
 from ..memory import free_memory
@@ -68,6 +69,20 @@ class MemoryBudget:
     def lacking(self, need: int) -> int:
         """Bytes of `need` that are not free now; 0 where a limit was given, for then nobody asks."""
         return 0 if self._limited else max(0, need - free_memory())
+
+    def fitted(self, request: Request, *, spare: int = 0) -> tuple[Request, int]:
+        """A request and the bytes it needs: as it is, or sustained where it fits only so. Arguments as of `check`.
+
+        Raises:
+            OutOfMemoryBudget: see `check`.
+        """
+        try:
+            return request, self.check(request, spare=spare)
+        except OutOfMemoryBudget:
+            if self._plan is None or self._plan(request).mode == "sustained":
+                raise
+        request = replace(request, mode="sustained")
+        return request, self.check(request, spare=spare)
 
     def check(self, request: Request, *, spare: int = 0) -> int:
         """Bytes a request needs.

@@ -157,14 +157,16 @@ class EngineService:
             Loading: there is no model yet.
         """
         assert self._budget is not None, "answers are made from a loaded model"
-        needs = [self._budget.check(answer.request, spare=self._session_bytes) for answer in answers]
+        fitted = [self._budget.fitted(answer.request, spare=self._session_bytes) for answer in answers]
         with self._lock:
             self.check_room(len(answers))
             self._admitted += len(answers)
+            for answer, (request, _) in zip(answers, fitted, strict=True):
+                answer.request = request
             loop, received = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Received]]()
             tickets = [
                 Ticket(answer, index, need, loop, received)
-                for index, (answer, need) in enumerate(zip(answers, needs, strict=True))
+                for index, (answer, (_, need)) in enumerate(zip(answers, fitted, strict=True))
             ]
             self._mailbox.put(lambda: self._waiting.extend(tickets))  # before the thread hears of an end
         return tickets

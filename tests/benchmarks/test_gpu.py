@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -166,7 +167,7 @@ def test_parts_of_the_gpu_clock(stand_in: ModuleType, module: Any) -> None:
     assert nbytes["1 rows"] == 256 * 128 // 2 + 2 * 2 * 256 * 2 + 2 * (128 + 256)  # words, scales and biases, x and y
     assert found.values["qmv share"] == pytest.approx(nbytes["1 rows"] / nbytes["copy"])  # all take 30 us there
     assert found.values["qmv rows"] == 1
-    cycle = {"cycle_ms": {"median": 0.08 / bench.extent.profiled}}
+    cycle = {"cycle_ms_mean": 0.08 / bench.extent.profiled}
     found.figures["decoding"] = {f"depth {depth}, 1 row, {bench.extent.context} tokens": cycle for depth in (0, 3)}
     found.figures["commit"] = {"cycle_ms": 1.0}
     stand_in.profile(bench, found)
@@ -178,3 +179,9 @@ def test_parts_of_the_gpu_clock(stand_in: ModuleType, module: Any) -> None:
     assert cycle["calls_that_may_wait"] == {"cudaEventSynchronize": 3 / bench.extent.profiled}
     assert cycle["gaps_over_5_us"]["longest"] == [{"us": 30.0, "before": "other"}]
     assert parts.device_name() == "cpu" or available()
+
+
+def test_a_nan_among_differences_is_not_lost(module: Any) -> None:
+    parts = module("gpu_parts")
+    assert parts.largest([0.0, 2.0, 1.0]) == 2.0
+    assert math.isnan(parts.largest([0.0, math.nan, 1.0]))

@@ -17,6 +17,7 @@ from selfdraft.engine import RULES, Engine, EngineMode, Request, Row, noise
 from selfdraft.engine.modes import TURBO_TOKENS, Plan, plan
 from selfdraft.errors import InvalidRequest
 from selfdraft.models.few_rows import use_few_row_kernels
+from selfdraft.server.errors import OutOfMemoryBudget
 from selfdraft.server.memory import MemoryBudget
 from selfdraft.sessions import PromptSession, SessionBank
 from selfdraft.settings import Settings, load_settings
@@ -271,6 +272,34 @@ def test_auto_on_an_engine(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     finish(engine)
     for row in asked:
         assert f" mode={row.mode} " in row.describe()
+
+
+@pytest.mark.parametrize("scored", [None, 5])
+@pytest.mark.parametrize("limited", [True, False])
+def test_what_fits_only_sustained_runs_so(
+    plain: Any, monkeypatch: pytest.MonkeyPatch, scored: int | None, limited: bool
+) -> None:
+    """Between what a request needs sustained and what turbo may come to hold: with a limit, and with what is free."""
+    asked = request([1] * 1000, max_tokens=50, temperature=0.0)
+    asked = replace(asked, prompt_logprobs=scored)
+    loaded: Any = SimpleNamespace(model=plain)
+    engine = Engine(plain)
+    needs = [
+        MemoryBudget(loaded, 10**9, engine.plan).need(replace(asked, mode=mode)) for mode in ("sustained", "turbo")
+    ]
+    assert needs[0] < needs[1]
+    between = sum(needs) // 2
+    monkeypatch.setattr("selfdraft.server.memory.free_memory", lambda: 10**9)
+    budget = MemoryBudget(loaded, between if limited else None, engine.plan)
+    monkeypatch.setattr("selfdraft.server.memory.free_memory", lambda: between)
+    taken, need = budget.fitted(asked)
+    assert (taken.mode, need) == ("sustained", needs[0])
+    assert engine.add(taken).mode == "sustained"
+    small = replace(asked, prompt=asked.prompt[:100])
+    assert budget.fitted(small)[0] is small
+    monkeypatch.setattr("selfdraft.server.memory.free_memory", lambda: 10)
+    with pytest.raises(OutOfMemoryBudget):
+        MemoryBudget(loaded, 10, engine.plan).fitted(asked)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -137,3 +137,57 @@ def test_shared_memory_is_what_the_chip_has(monkeypatch: pytest.MonkeyPatch, arc
     portable.most_shared.cache_clear()
     assert portable.most_shared() == expected * 1024
     portable.most_shared.cache_clear()
+
+
+def test_a_home_that_is_not_the_user_s_leaves_mlx_its_own_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """MLX throws at every kernel of its own where it may not enter the folder."""
+    monkeypatch.setattr(subject, "_architecture", lambda: "sm_90")
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "x")
+    monkeypatch.delenv("MLX_PTX_CACHE_DIR")
+    monkeypatch.setattr(subject.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def closed(*_: object, **__: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(Path, "mkdir", closed)
+    assert subject.folder() == tmp_path / "mlx" / subject.version("mlx") / "ptx"
+    assert "MLX_PTX_CACHE_DIR" not in os.environ
+    monkeypatch.setattr(subject, "cubin", lambda *_: (b"\x7fELF", "symbol"))
+    compile_ahead(TWICE, PLAIN, BODY)  # which cannot be written, and is no failure
+
+
+def test_an_empty_variable_keeps_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", "")
+    compile_ahead(TWICE, PLAIN, BODY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_breakdown_left_empty_is_written_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(subject, "_architecture", lambda: "sm_90")
+    monkeypatch.setattr(subject, "cubin", lambda *_: (b"\x7fELF code", "symbol"))
+    compile_ahead(TWICE, PLAIN, BODY)
+    (code,) = tmp_path.glob("*.ptx")
+    code.write_bytes(b"")
+    compile_ahead(TWICE, PLAIN, BODY)
+    assert code.read_bytes() == b"\x7fELF code"
+
+
+@pytest.mark.parametrize("failure", [OSError("full"), AttributeError("no such function"), ValueError("no digits")])
+def test_no_failure_takes_a_kernel_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, failure: Exception) -> None:
+    monkeypatch.setenv("MLX_PTX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(subject, "_architecture", lambda: "sm_90")
+
+    def fails(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(subject, "cubin", fails)
+    compile_ahead(TWICE, PLAIN, BODY)
+    monkeypatch.setattr(subject, "cubin", lambda *_: (b"\x7fELF", "symbol"))
+    monkeypatch.setattr(subject.os, "replace", fails)
+    if isinstance(failure, OSError):
+        compile_ahead(TWICE, PLAIN, BODY)
+        assert not list(tmp_path.iterdir())  # no half of anything

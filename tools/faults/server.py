@@ -106,10 +106,17 @@ FAULTS = [
         "tests/server/test_service.py",
     ),
     Fault(
+        "a request that fits only sustained is refused",
+        "server/memory.py",
+        'if self._plan is None or self._plan(request).mode == "sustained":',
+        "if True:",
+        "tests/engine/test_modes.py -k only_sustained",
+    ),
+    Fault(
         "memory is not asked for before a prefill",
         "server/service.py",
-        "needs = [self._budget.check(answer.request, spare=self._session_bytes) for answer in answers]",
-        "needs = [0 for answer in answers]",
+        "fitted = [self._budget.fitted(answer.request, spare=self._session_bytes) for answer in answers]",
+        "fitted = [(answer.request, 0) for answer in answers]",
         "tests/server/test_server.py tests/server/test_field_reports.py",
     ),
     Fault(
