@@ -1,16 +1,16 @@
-"""Other runtimes in the same run: stock mlx-lm on the same checkpoint or shape. Knows how to drive them.
-
-mlx-vlm and llama.cpp have drafting of their own, but no way to drive them has been tried yet: they are named, not run.
-"""
+"""Other runtimes in the same run. Knows who there is, and how to drive stock mlx-lm on the same checkpoint or shape."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,10 +19,13 @@ from mlx.utils import tree_flatten, tree_map
 
 from ..llm import LLM
 from .measure import Tally
+from .peer import Peer, PeerError
+from .peer_llama_cpp import llama_cpp_peer
+from .peer_mlx_vlm import mlx_vlm_peer
 from .subject import Subject
 from .synthetic import BITS, GROUP, SyntheticModel
 
-__all__ = ["MlxLm", "mlx_lm_peers", "others"]
+__all__ = ["MlxLm", "drafting_peers", "mlx_lm_peers", "others"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,14 @@ class MlxLm:
 
     name: str
     model: Any
+    drafts: int = 0
+
+    @property
+    def version(self) -> str:
+        return version("mlx-lm")
 
     def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Tally:
-        """As `measure.decode` does, greedily."""
+        """See `Peer.decode`."""
         from mlx_lm.generate import generate_step
 
         total = Tally()
@@ -59,6 +67,27 @@ def mlx_lm_peers(subject: Subject) -> tuple[list[MlxLm], list[str]]:
         return _stock(subject.source, dtype), []
     except (ImportError, ValueError, TypeError, OSError) as error:  # its versions differ in what they can load
         return [], [f"mlx-lm: cannot load this model ({type(error).__name__}: {str(error).splitlines()[0]})"]
+
+
+@contextlib.contextmanager
+def drafting_peers(subject: Subject, gguf: Path | None = None) -> Iterator[tuple[list[Peer], list[str]]]:
+    """Runtimes with drafting of their own, those that can decode a subject; and a line for each other, saying why.
+
+    Args:
+        gguf: see `llama_cpp_peer`, which runs until the context is left.
+    """
+    with contextlib.ExitStack() as running:
+        peers: list[Peer] = []
+        amiss: list[str] = []
+        try:
+            peers.append(mlx_vlm_peer(subject))
+        except PeerError as error:
+            amiss.append(f"mlx-vlm: {error}")
+        try:
+            peers.append(running.enter_context(llama_cpp_peer(subject, gguf)))
+        except PeerError as error:
+            amiss.append(f"llama.cpp: {error}")
+        yield peers, amiss
 
 
 def others() -> list[str]:
