@@ -56,26 +56,49 @@ def bench(
             metavar="FOLDER",
         ),
     ] = None,
+    gguf: Annotated[
+        Path | None,
+        flag(
+            "--gguf",
+            "The model as a GGUF file with its MTP head, for llama.cpp. Default: the one in the model's folder or "
+            "beside it.",
+            metavar="FILE",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, flag("--json", "Print the report as one JSON object, with a schema_version. Default: off.")
     ] = False,
 ) -> None:
     """Measure how fast a model is on this machine.
 
-    Decoding plainly, at several depths and by stock mlx-lm, in turn; prompts
+    Decoding plainly, at several depths, by stock mlx-lm and, where they are
+    installed, with the drafters of mlx-vlm and llama.cpp, in turn; prompts
     and contexts of growing length; verify passes by width; on a GPU kernels
     against the speed of a copy. Writes a JSON file and an SVG picture.
     Figures of a synthetic model are labelled SYNTHETIC.
     """
     if model is not None and synthetic is not None:
         raise typer.BadParameter("goes without MODEL: it makes one", param_hint="'--synthetic'")
+    if gguf is not None and not gguf.expanduser().is_file():
+        raise SelfdraftError(f"{gguf} is not a file; give a GGUF file with --gguf")
     folder = _writable(output)  # said before minutes of measuring, not after
-    subject = _subject(model or "reference", synthetic)
-    from ..files import write_atomically
-    from ..tuning.bench import QUICK, USUAL, drawn, table
+    _keep(_measured(_subject(model or "reference", synthetic), quick, gguf), folder, as_json)
+
+
+def _measured(subject: Subject, quick: bool, gguf: Path | None) -> dict[str, Any]:
+    """The report."""
+    from ..tuning.bench import QUICK, USUAL
     from ..tuning.bench import bench as measure
 
-    report = measure(subject, QUICK if quick else USUAL, dim if is_fancy(sys.stderr) else lambda line: None)
+    tell = dim if is_fancy(sys.stderr) else lambda line: None
+    return measure(subject, QUICK if quick else USUAL, tell, gguf.expanduser() if gguf else None)
+
+
+def _keep(report: dict[str, Any], folder: Path, as_json: bool) -> None:
+    """Write the report and its picture, and print it."""
+    from ..files import write_atomically
+    from ..tuning.bench import drawn, table
+
     path = folder / f"{_stem(report)}.json"
     picture = path.with_suffix(".svg")
     write_atomically(path, json.dumps(report, indent=1) + "\n")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +15,8 @@ import mlx.core as mx
 from . import kernel_bench
 from .ladders import context_ladder, prefill_ladder, verify_costs
 from .measure import SEED, Spread, Tally, decode
-from .peers import MlxLm, mlx_lm_peers, others
+from .peer import Peer, PeerError
+from .peers import drafting_peers, mlx_lm_peers
 from .plot import Bar, Bars, Lines, picture
 from .subject import Subject
 
@@ -74,14 +76,25 @@ class _Contender:
     name: str
     decode: Callable[[Sequence[Sequence[int]]], Tally]
     depth: int | None  # None for a peer
+    peer: Peer | None = None
     runs: list[Tally] = field(default_factory=list)
+    broken: str = ""  # why it is out of the race, if it is
+
+    def turn(self, prompts: Sequence[Sequence[int]]) -> Tally:
+        """Decode, unless it broke down: it does not take the others with it."""
+        try:
+            return Tally() if self.broken else self.decode(prompts)
+        except PeerError as error:
+            self.broken = f"{self.name}: {error}"
+            return Tally()
 
 
-def bench(subject: Subject, extent: Extent, tell: Tell = lambda line: None) -> dict[str, Any]:
+def bench(subject: Subject, extent: Extent, tell: Tell = lambda line: None, gguf: Path | None = None) -> dict[str, Any]:
     """Measure, and return the report.
 
     Args:
         tell: called with a line before each part.
+        gguf: the model for llama.cpp; else the one beside it.
 
     Raises:
         NonFiniteLogits: the model broke down.
@@ -89,7 +102,8 @@ def bench(subject: Subject, extent: Extent, tell: Tell = lambda line: None) -> d
     tell("loading peers")
     peers, amiss = mlx_lm_peers(subject)
     depths = [depth for depth in extent.depths if depth <= subject.model.max_depth]
-    decoding = _decoding(subject, peers[: extent.peers], depths, extent, tell)
+    with drafting_peers(subject, gguf) as (drafters, not_here):
+        decoding, broken = _decoding(subject, [*peers[: extent.peers], *drafters], depths, extent, tell)
     drafting = [row for row in decoding if row["depth"]]
     fits = [length for length in extent.prefills if length + 2 <= subject.model.context_length]
     report: dict[str, Any] = {
@@ -115,35 +129,40 @@ def bench(subject: Subject, extent: Extent, tell: Tell = lambda line: None) -> d
     tell("verify passes")
     report["verify"] = verify_costs(subject, extent.widths, extent.repeats)
     report["kernels"], left = _kernels(extent, tell)
-    report["not_measured"] = [*amiss, *others(), *left]
+    report["not_measured"] = [*amiss, *not_here, *broken, *left]
     return report
 
 
 def _decoding(
-    subject: Subject, peers: Sequence[MlxLm], depths: Sequence[int], extent: Extent, tell: Tell
-) -> list[dict[str, Any]]:
+    subject: Subject, peers: Sequence[Peer], depths: Sequence[int], extent: Extent, tell: Tell
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of the report, and a line for each peer that broke down."""
     prompts = subject.prompts[: extent.prompts]
-    contenders = [_Contender(peer.name, partial(peer.decode, tokens=extent.tokens), None) for peer in peers]
+    contenders = [_Contender(peer.name, partial(peer.decode, tokens=extent.tokens), None, peer) for peer in peers]
     contenders += [
         _Contender(f"depth {depth}", partial(decode, subject.engine, depth=depth, tokens=extent.tokens), depth)
         for depth in (0, *depths)
     ]
     tell("warming up")
     for contender in contenders:
-        contender.decode(prompts[:1])
+        contender.turn(prompts[:1])
     for number in range(extent.rounds):
         tell(f"decoding, round {number + 1} of {extent.rounds}")
         order = contenders if number % 2 == 0 else contenders[::-1]
         # All decode one prompt before the next: a machine that slows down for a while slows all of them.
-        parts = [[(contender, contender.decode([prompt])) for contender in order] for prompt in prompts]
+        parts = [[(contender, contender.turn([prompt])) for contender in order] for prompt in prompts]
         for contender in contenders:
             mine = (run for part in parts for who, run in part if who is contender)
             contender.runs.append(sum(mine, Tally()))
-    plain = next(contender for contender in contenders if contender.depth == 0)
-    return [_row(contender, plain, contenders[0] if peers else None) for contender in contenders]
+    lines = [contender.broken for contender in contenders if contender.broken]
+    contenders = [contender for contender in contenders if not contender.broken]
+    ours = [contender for contender in contenders if contender.depth is not None]
+    best = max(ours, key=lambda contender: Spread.of([run.rate for run in contender.runs]).median)
+    first = next((contender for contender in contenders if contender.peer and not contender.peer.drafts), None)
+    return [_row(contender, ours[0], best, first) for contender in contenders], lines
 
 
-def _row(contender: _Contender, plain: _Contender, peer: _Contender | None) -> dict[str, Any]:
+def _row(contender: _Contender, plain: _Contender, best: _Contender, peer: _Contender | None) -> dict[str, Any]:
     def ratio(base: _Contender) -> dict[str, float]:
         pairs = zip(contender.runs, base.runs, strict=True)
         return Spread.of([mine.rate / theirs.rate for mine, theirs in pairs]).rounded(3)
@@ -156,7 +175,9 @@ def _row(contender: _Contender, plain: _Contender, peer: _Contender | None) -> d
         "ratio_to_plain": ratio(plain),
         "ratio_to_mlx_lm": ratio(peer) if peer else None,
     }
-    if contender.depth is not None:
+    if contender.peer:
+        row |= {"version": contender.peer.version, "drafts": contender.peer.drafts, "ratio_to_ours": ratio(best)}
+    if contender.depth is not None or (contender.peer and contender.peer.drafts and total.cycles):
         row["tokens_per_cycle"] = round(total.tokens / total.cycles, 3)
         row["acceptance"] = [round(rate, 4) for rate in total.acceptance]
     return row
@@ -209,7 +230,7 @@ def _decoding_table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         quartiles = f"{rates['low']:.1f}-{rates['high']:.1f}"
         line = f"{row['name']:<28}{rates['median']:>8.1f}  {quartiles:<16}"
         line += f"{row['ratio_to_plain']['median']:>9.2f}" + (f"{peer['median']:>10.2f}" if peer else " " * 10)
-        if row["depth"]:
+        if row["depth"] != 0 and "tokens_per_cycle" in row:
             line += f"{row['tokens_per_cycle']:>10.2f}  " + " ".join(f"{rate:.2f}" for rate in row["acceptance"])
         yield line
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import math
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from .peer_mlx_vlm import mlx_vlm_peer
 from .subject import Subject
 from .synthetic import BITS, GROUP, SyntheticModel
 
-__all__ = ["MlxLm", "drafting_peers", "mlx_lm_peers", "others"]
+__all__ = ["MlxLm", "drafting_peers", "mlx_lm_peers"]
 
 
 @dataclass(frozen=True)
@@ -88,16 +86,6 @@ def drafting_peers(subject: Subject, gguf: Path | None = None) -> Iterator[tuple
         except PeerError as error:
             amiss.append(f"llama.cpp: {error}")
         yield peers, amiss
-
-
-def others() -> list[str]:
-    """A line for each runtime that is not measured, saying why."""
-    found = {
-        "mlx-vlm": importlib.util.find_spec("mlx_vlm") is not None,
-        "llama.cpp": shutil.which("llama-server") is not None or shutil.which("llama-cli") is not None,
-    }
-    states = {True: "installed, but not driven by this version", False: "not installed"}
-    return [f"{name}: {states[here]}" for name, here in found.items()]
 
 
 def _stock(llm: LLM, dtype: str) -> list[MlxLm]:

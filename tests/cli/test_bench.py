@@ -70,3 +70,10 @@ def test_one_model_at_a_time(light: Command) -> None:
     ended = light("bench", "reference", "--synthetic", "tiny")
     assert ended.code == 2
     assert "--synthetic" in ended.err
+
+
+def test_a_gguf_file_that_is_not_there_is_said_before_anything_runs(light: Command, tmp_path: Path) -> None:
+    ended = light("bench", "--gguf", str(tmp_path / "absent.gguf"), "--output", str(tmp_path / "new"))
+    assert ended.code == 1
+    assert "absent.gguf is not a file" in ended.err
+    assert not (tmp_path / "new").exists()

@@ -5,8 +5,11 @@ Speeds are not asserted: tests share their cores. What is compared are counts, l
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from xml.etree import ElementTree
 
 import mlx.core as mx
@@ -17,7 +20,9 @@ from selfdraft.settings import load_settings
 from selfdraft.tuning import bench as benching
 from selfdraft.tuning.bench import Extent, bench, drawn, table
 from selfdraft.tuning.ladders import verify_costs
-from selfdraft.tuning.peers import MlxLm, mlx_lm_peers
+from selfdraft.tuning.measure import Tally
+from selfdraft.tuning.peer import Peer, PeerError
+from selfdraft.tuning.peers import mlx_lm_peers
 from selfdraft.tuning.plot import Bar, Bars, Lines, picture
 from selfdraft.tuning.subject import Subject, planted
 
@@ -133,14 +138,61 @@ def test_order_alternates(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> 
 
     def decode(engine: Engine, prompts: object, depth: int, tokens: int) -> object:
         asked.append(depth)
-        from selfdraft.tuning.measure import Tally
-
         return Tally(10, 1.0, 5, 0.1, [5], [5])
 
     monkeypatch.setattr(benching, "decode", decode)
-    no_peers: list[MlxLm] = []
+    no_peers: list[Peer] = []
     benching._decoding(subject, no_peers, [1, 2], Extent(rounds=2), lambda line: None)
     assert asked == [0, 1, 2, *[0, 1, 2] * 4, *[2, 1, 0] * 4]  # warm-up; prompt by prompt, there and back
+
+
+@dataclass
+class StandIn:
+    """A peer that breaks down after so many turns."""
+
+    name: str
+    drafts: int
+    turns: int
+    version: str = "7"
+
+    def decode(self, prompts: Sequence[Sequence[int]], tokens: int) -> Tally:
+        self.turns -= 1
+        if self.turns < 0:
+            raise PeerError("it is gone")
+        return Tally(10, 0.5, 4, 0.1, [4], [3])
+
+
+def test_peers_take_their_turn_and_one_that_breaks_down_is_a_line(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may break down in its warm-up or in a round; what the others measured is kept either way."""
+    left: list[str] = []
+    fast, weak, broken = StandIn("fast", 3, 99), StandIn("weak", 2, 2), StandIn("broken", 2, 0)
+
+    @contextlib.contextmanager
+    def drafting_peers(subject: Subject, gguf: object) -> Iterator[tuple[list[Peer], list[str]]]:
+        yield [fast, weak, broken], ["absent: not installed"]
+        left.append("ended")
+
+    monkeypatch.setattr(benching, "drafting_peers", drafting_peers)
+    report = bench(subject, SMALL)
+    assert left == ["ended"]
+    assert (weak.turns, broken.turns) == (-1, -1)  # not asked again
+    rows = {row["name"]: row for row in report["decoding"]}
+    assert list(rows) == ["mlx-lm float32", "fast", "depth 0", "depth 1", "depth 2"]
+    row = rows["fast"]
+    assert (row["version"], row["drafts"], row["depth"]) == ("7", 3, None)
+    assert row["tokens_per_second"] == {"median": 20, "low": 20, "high": 20}
+    assert (row["tokens_per_cycle"], row["acceptance"]) == (2.5, [0.75])
+    ours = max(rows[name]["tokens_per_second"]["median"] for name in ("depth 0", "depth 1", "depth 2"))
+    assert row["ratio_to_ours"]["low"] <= 20 / ours * 1.01
+    assert row["ratio_to_ours"]["high"] >= 20 / ours * 0.99
+    assert (rows["mlx-lm float32"]["drafts"], rows["mlx-lm float32"]["version"]) == (0, report["mlx-lm"])
+    assert report["not_measured"][:3] == ["absent: not installed", "weak: it is gone", "broken: it is gone"]
+    shown = "\n".join(table(report))
+    assert re.search(r"^fast .* 2\.50  0\.75$", shown, re.MULTILINE)
+    assert "weak: it is gone" in shown
+    assert drawn(report)
 
 
 def parsed(*panels: Bars | Lines, warning: str = "") -> ElementTree.Element:
