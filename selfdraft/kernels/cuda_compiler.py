@@ -21,7 +21,7 @@ from pathlib import Path
 import mlx.core as mx
 import platformdirs
 
-__all__ = ["Signature", "compile_ahead", "cubin", "folder", "mlx_source", "module_name"]
+__all__ = ["OWN_HEADER", "Signature", "compile_ahead", "cubin", "folder", "mlx_source", "module_name"]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _MASK = (1 << 64) - 1
 
 # What MLX puts before a text, and what stands there here.
 _MLX_HEADER = '\n#include "mlx/backend/cuda/device/utils.cuh"\n\n#include <cooperative_groups.h>\n\n'
-_OWN_HEADER = """
+OWN_HEADER = """
 typedef signed char int8_t; typedef short int16_t; typedef int int32_t; typedef long long int64_t;
 typedef unsigned char uint8_t; typedef unsigned short uint16_t; typedef unsigned int uint32_t;
 typedef unsigned long long uint64_t;
@@ -129,7 +129,7 @@ def cubin(signature: Signature, source: str, architecture: str) -> tuple[bytes, 
     """
     library, include = _nvrtc()
     program = ctypes.c_void_p()
-    text = (_OWN_HEADER + source.removeprefix(_MLX_HEADER)).encode()
+    text = (OWN_HEADER + source.removeprefix(_MLX_HEADER)).encode()
     _checked(library, library.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None))
     try:
         name = _qualified(signature).encode()

@@ -29,7 +29,7 @@ from typing import Any, Literal, cast
 
 import mlx.core as mx
 
-from .cuda_compiler import Signature, compile_ahead, folder
+from .cuda_compiler import OWN_HEADER, Signature, compile_ahead, folder
 
 __all__ = ["Backend", "Call", "Kernel", "Launch", "backend", "most_shared", "read_source", "sources_digest"]
 
@@ -153,8 +153,8 @@ def _compiled(
     found: Literal["metal", "cuda"],
 ) -> Call:
     header, body = kernel.text(found, dict(template))
-    # CUDA finds compiled kernels by name, whatever their text and the dtypes of their arrays.
-    decisive = [sources_digest(), header, body, *map(str, inputs), *map(str, outputs)]
+    # CUDA finds compiled kernels by name, whatever their text, what stands before it, and the dtypes of their arrays.
+    decisive = [sources_digest(), OWN_HEADER, header, body, *map(str, inputs), *map(str, outputs)]
     name = f"{kernel.name}_{hashlib.sha256(chr(10).join(decisive).encode()).hexdigest()[:16]}"
     if found == "cuda":
         arrays = zip(kernel.inputs, inputs, strict=True), zip(kernel.outputs, outputs, strict=True)
