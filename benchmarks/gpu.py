@@ -24,21 +24,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from selfdraft.device import choose_blas
+import gpu_environment  # first: before MLX
+import gpu_parts
+import gpu_profile
+import mlx.core as mx
+from gpu_turns import ACCEPTANCE, BEGIN, DEPTH, QUICK, SAMPLING, Bench, Extent, Found, NotMeasured
 
-choose_blas("auto")  # before MLX comes in, as `load` does it
-
-import gpu_parts  # noqa: E402
-import gpu_profile  # noqa: E402
-import mlx.core as mx  # noqa: E402
-from gpu_turns import ACCEPTANCE, BEGIN, DEPTH, QUICK, SAMPLING, Bench, Extent, Found, NotMeasured  # noqa: E402
-
-import selfdraft  # noqa: E402
-from selfdraft.errors import SelfdraftError  # noqa: E402
-from selfdraft.files import write_atomically  # noqa: E402
-from selfdraft.kernels.portable import sources_digest  # noqa: E402
-from selfdraft.tuning.kernel_bench import available  # noqa: E402
-from selfdraft.tuning.synthetic import SHAPES  # noqa: E402
+import selfdraft
+from selfdraft.errors import SelfdraftError
+from selfdraft.files import write_atomically
+from selfdraft.kernels.portable import sources_digest
+from selfdraft.tuning.kernel_bench import available
+from selfdraft.tuning.synthetic import SHAPES
 
 FULL_SIZE = "27b"  # the shape that the bars are about
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -235,8 +232,7 @@ def _head(options: argparse.Namespace, extent: Extent, dtype: str) -> dict[str, 
         "kernel_texts": sources_digest()[:16],
         "model": f"synthetic-{options.shape}",
         "dtype": dtype,
-        # Of MLX, for us and for mlx-lm alike.
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("MLX_M")},
+        "environment": gpu_environment.ENVIRONMENT,
         "parameters": {"acceptance": ACCEPTANCE, "depth": DEPTH, **SAMPLING, "quick": options.quick, **asdict(extent)},
     }
 

@@ -181,7 +181,8 @@ def prefill(bench: Bench, found: Found) -> None:
     """8k tokens, against the bf16 peak; arithmetic of the quantised matrices alone, without attention."""
     tokens, side = bench.extent.prompt, bench.extent.square
     seconds = Spread.of([read_prompt(bench, tokens) for _ in range(4)][1:])
-    words: Any = tree_flatten(bench.built.model.parameters())  # type: ignore[attr-defined]
+    model: Any = bench.built.model
+    words: Any = tree_flatten(model.parameters())
     skipped = ("embed_tokens.weight", "lm_head.weight")
     used = sum(w.size * 32 // BITS for name, w in words if w.dtype == mx.uint32 and not name.endswith(skipped))
     speed = 2 * used * tokens / seconds.median

@@ -12,6 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -135,7 +136,7 @@ def kernels(bench: Bench, found: Found) -> None:
     names: dict[str, str] = {}
     for _ in range(3):
         for name, job in kinds.items():
-            seen = profiled(lambda job=job: mx.eval(job()))  # type: ignore[misc]
+            seen = profiled(partial(waited_for, job))
             # Products that need nothing of each other overlap: what counts is the time that all of them take.
             names[name], runs[name] = next(iter(seen.by_name())), [*runs[name], seen.busy / COUNT / 1e3]
     figures["gpu_us"], figures["gpu_kernels"] = _spreads(runs), {name: each[:90] for name, each in names.items()}
@@ -155,8 +156,8 @@ def _jobs() -> tuple[dict[str, Callable[[], list[mx.array]]], dict[str, int]]:
         return [verify_qmv(x, *each, group_size=GROUP, bits=4) for each in matrices]
 
     weights = sum(array.nbytes for array in matrices[0])
-    kinds = {"copy": lambda: [whole + 0 for _ in range(COUNT)]}
-    kinds |= {f"{count} rows": lambda x=x: products(x) for count, x in rows.items()}  # type: ignore[misc]
+    kinds: dict[str, Callable[[], list[mx.array]]] = {"copy": lambda: [whole + 0 for _ in range(COUNT)]}
+    kinds |= {f"{count} rows": partial(products, x) for count, x in rows.items()}
     moved = {f"{count} rows": weights + x.nbytes * (INPUTS + OUTPUTS) // INPUTS for count, x in rows.items()}
     return kinds, {"copy": 2 * whole.nbytes, **moved}
 
@@ -179,7 +180,7 @@ def profile(bench: Bench, found: Found) -> None:
         contender = Ours(bench, depth, context=bench.extent.context)
         contender.restart()
         alone = 1e3 * statistics.median(contender.advance(count).times)
-        seen = profiled(lambda contender=contender: contender.advance(count))  # type: ignore[misc]
+        seen = profiled(partial(contender.advance, count))
         if cycle := found.figures.get("decoding", {}).get(contender.name):  # which no profiler slowed down
             found.values[key] = 1 - seen.busy / count / 1e6 / cycle["cycle_ms_mean"]
         cycles[contender.name] = {

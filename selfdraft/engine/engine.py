@@ -36,9 +36,6 @@ class Engine:
         mode: how large buffers of keys and values are made; see `modes.plan`.
         cycle: the stages to use; a `ProfiledCycle` times them.
         start: what `depth=auto` begins with.
-
-    Attributes:
-        most_row_bytes: a row that could come to hold more in turbo is sustained, whatever the mode; None for no limit.
     """
 
     def __init__(
@@ -57,7 +54,6 @@ class Engine:
         self.start_from(start)
         self.prefill_chunk = prefill_chunk
         self.mode = mode
-        self.most_row_bytes: int | None = None
         self._prefill = Prefill(model, self.cycle, prefill_chunk)
         self._joining: deque[Row] = deque()
         self._running: list[Row] = []
@@ -88,7 +84,7 @@ class Engine:
 
     def plan(self, request: Request) -> Plan:
         """The mode that a request would run in; its parameters are resolved."""
-        model, prompt, most = self.model, len(request.prompt), self.most_row_bytes
+        model, prompt = self.model, len(request.prompt)
         assert request.params.max_tokens is not None
         tokens = prompt if request.only_prompt else prompt + request.params.max_tokens
         return plan(
@@ -99,7 +95,6 @@ class Engine:
             # many pairs as wait for the head of any.
             beside=2 * (model.max_depth + 1) + HISTORY_BACKLOG,
             context=model.context_length,
-            fits=lambda entries: most is None or model.row_bytes(entries) <= most,
         )
 
     def add(self, request: Request) -> Row:

@@ -1,11 +1,10 @@
-"""Modes: how large the buffers of a row's keys and values are made. Knows lengths; no model, and bytes by asking only.
+"""Modes: how large the buffers of a row's keys and values are made. Knows lengths; no model and no bytes.
 
 What a row emits does not hang on its mode: prompts are forwarded in the same chunks, and what is in a buffer is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +27,7 @@ class Plan:
     entries: int
 
 
-def plan(mode: EngineMode, prompt: int, tokens: int, *, beside: int, context: int, fits: Callable[[int], bool]) -> Plan:
+def plan(mode: EngineMode, prompt: int, tokens: int, *, beside: int, context: int) -> Plan:
     """How a row's buffers are made.
 
     Turbo: in powers of two. The graph of a forward is compiled once a size, so rows of any length meet graphs that rows
@@ -39,11 +38,9 @@ def plan(mode: EngineMode, prompt: int, tokens: int, *, beside: int, context: in
         prompt: its tokens. tokens: these and all that it may emit.
         beside: entries that may be written behind those, for the sake of rows beside it.
         context: most tokens of any row.
-        fits: whether there is memory for buffers of so many entries; where there is not, no row is in turbo.
     """
     if mode == "turbo" or (mode == "auto" and prompt <= TURBO_TOKENS):
         room = Room(least=min(prompt + 1, tokens), doubling=True, most=context + beside)
-        if fits(entries := room.entries(tokens + beside)):
-            return Plan("turbo", room, entries)
+        return Plan("turbo", room, room.entries(tokens + beside))
     room = Room(least=tokens + beside)
     return Plan("sustained", room, room.entries(0))

@@ -240,7 +240,6 @@ class EngineService:
         try:
             llm = self._load()
             self._budget = MemoryBudget(llm.loaded, self._memory_limit, llm.engine.plan)
-            llm.engine.most_row_bytes = self._budget.total
             reply = self._budget.reply_tokens()
             llm.defaults["max_tokens"] = min(llm.defaults.get("max_tokens", reply), reply)
             self.disk = DiskSessions(llm, busy=lambda: self.busy, owners=self._owners)

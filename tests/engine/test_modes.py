@@ -85,7 +85,7 @@ def sizes(row: Row) -> set[int]:
 
 
 def planned(mode: EngineMode, prompt: int, tokens: int, **given: Any) -> Plan:
-    return plan(mode, prompt, tokens, **{"beside": 82, "context": 262_144, "fits": lambda entries: True, **given})
+    return plan(mode, prompt, tokens, **{"beside": 82, "context": 262_144, **given})
 
 
 def test_auto_goes_by_the_prompt() -> None:
@@ -116,22 +116,20 @@ def test_a_plan_bounds_what_is_made(mode: EngineMode) -> None:
 
 
 def test_limits_win_over_turbo() -> None:
-    """A context, which no power of two need go beyond, and memory."""
+    """A context, which no power of two need go beyond."""
     assert planned("turbo", 4000, 5000, context=5000).entries == kv.capacity(5082) < 8192
-    modes: tuple[EngineMode, ...] = ("auto", "turbo")
-    for mode in modes:
-        assert planned(mode, 4000, 5000, fits=lambda entries: entries <= 8192).mode == "turbo"
-        assert planned(mode, 4000, 5000, fits=lambda entries: entries < 8192).mode == "sustained"
 
 
-def test_an_engine_keeps_rows_within_their_memory(plain: Any) -> None:
+@pytest.mark.parametrize("mode", ["auto", "turbo"])
+def test_rows_are_kept_within_their_memory(plain: Any, mode: EngineMode) -> None:
     asked = request([1] * 1000, max_tokens=50, temperature=0.0)
-    engine = Engine(plain, mode="turbo")
+    engine = Engine(plain, mode=mode)
     assert engine.plan(asked).entries == 2048
-    engine.most_row_bytes = plain.row_bytes(2048)
-    assert engine.add(asked).mode == "turbo"
-    engine.most_row_bytes -= 1
-    assert engine.add(asked).mode == "sustained"
+    loaded: Any = SimpleNamespace(model=plain)
+    for limit, expected in ((plain.row_bytes(2048), "turbo"), (plain.row_bytes(2048) - 1, "sustained")):
+        taken, need = MemoryBudget(loaded, limit, engine.plan).fitted(asked)
+        assert engine.add(taken).mode == expected
+        assert need <= limit
 
 
 def row_of(engine: Engine, asked: Request) -> Row:
@@ -347,7 +345,7 @@ def test_a_server_names_its_mode_and_keeps_rows_within_its_memory() -> None:
         with server.client() as client:
             assert client.get("/health").json()["mode"] == "sustained"
         engine, model = server.service.llm.engine, server.service.llm.loaded.model
-        assert engine.most_row_bytes == 300 * 2**20
         asked = request(TEXT, max_tokens=500, temperature=0.0)
         assert server.service._budget is not None
+        assert server.service._budget.total == 300 * 2**20
         assert server.service._budget.need(asked) == model.row_bytes(engine.plan(asked).entries)
