@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -204,9 +205,11 @@ def _writable(path: Path) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
-        raise SelfdraftError(f"{path.parent} cannot be made ({error}); give another file with --output") from None
-    if path.is_dir() or not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise SelfdraftError(f"{path.parent} cannot be written to ({error}); give another file with --output") from None
+    if path.is_dir() or (path.exists() and not os.access(path, os.W_OK)):
         raise SelfdraftError(f"{path} cannot be written; give another file with --output")
     return path
 

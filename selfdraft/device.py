@@ -12,6 +12,7 @@ import importlib.util
 import os
 import platform
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def _cpu_wheel() -> bool:
     return platform.system() == "Linux" and importlib.util.find_spec("mlx") is not None and not _cuda_wheel()
 
 
+@cache
 def _cuda_wheel() -> bool:
     from importlib.metadata import distributions
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import mlx.core as mx
 import pytest
 
@@ -39,3 +42,19 @@ def test_a_cpu_runs_what_is_fast_there(
     monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
     monkeypatch.setattr(device, "active_blas", lambda: blas)
     assert choose_dtype("auto", quantised=quantised) == expected
+
+
+@pytest.mark.parametrize(("cuda", "before", "expected"), [(True, None, "1000"), (True, "7", "7"), (False, None, None)])
+def test_mlx_queues_a_whole_cycle_on_cuda_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, before: str | None, expected: str | None
+) -> None:
+    """It reads the variable when it is imported."""
+    monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", before or "")
+    if before is None:
+        monkeypatch.delenv("MLX_MAX_OPS_PER_BUFFER")
+    monkeypatch.setattr(device, "_state", {})
+    monkeypatch.setattr(device, "_cuda_wheel", lambda: cuda)
+    monkeypatch.setattr(device, "_open", lambda wanted: "system")
+    monkeypatch.delitem(sys.modules, "mlx.core")
+    device.choose_blas("auto")
+    assert os.environ.get("MLX_MAX_OPS_PER_BUFFER") == expected

@@ -12,6 +12,7 @@ import mlx.nn as nn
 import pytest
 
 from selfdraft.kernels import verify_qmv
+from selfdraft.models import few_rows as subject
 from selfdraft.models.few_rows import FewRowsEmbedding, FewRowsLinear, GatedMLP, added, joined, use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
 from tests.support.checkpoints import load_folder, outputs
@@ -205,3 +206,20 @@ def test_weights_that_are_put_together_are_held_once(large: Path, plain: None) -
     assert loaded.nbytes > 10 * 2**20
     assert mx.get_active_memory() - before < 1.02 * loaded.nbytes
     assert mx.get_peak_memory() - before < 1.2 * loaded.nbytes
+
+
+@pytest.mark.parametrize("rows", [subject._DENSE - 1, subject._DENSE])
+def test_many_rows_are_a_dense_product_on_cuda(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
+    """MLX's quantised product is four times slower there; with fewer rows unpacking costs more than it saves."""
+    layer = nn.QuantizedLinear(64, 32, bias=False)
+    x, stock, calls = mx.random.normal((1, rows, 64)), mx.quantized_matmul, []
+
+    def counted(*args: Any, **how: Any) -> mx.array:
+        calls.append(1)
+        return stock(*args, **how)
+
+    monkeypatch.setattr(subject, "backend", lambda: "cuda")
+    monkeypatch.setattr(mx, "quantized_matmul", counted)
+    found = subject._product(layer, x)
+    assert len(calls) == (rows < subject._DENSE)
+    assert mx.allclose(found, layer(x), atol=1e-4).item()
