@@ -169,7 +169,7 @@ class Cycle:
         rows = [batch.rows[index] for index in drafting]
         states = [row.state for row in rows]
         hidden = self.commit_history(rows, batch.unread)
-        mx.async_eval(hidden)  # the head runs while the host builds on, and asks what may come first
+        _begin(batch, hidden)  # the head runs while the host builds on, and asks what may come first
         first = batch.allowed()
 
         tokens, filtered, finite = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
@@ -187,7 +187,7 @@ class Cycle:
                 offsets = [state.head_length + step for state in states]
                 own = drafted if len(drafting) == len(batch.rows) else drafted[numbers(tuple(drafting))]
                 hidden = self._model.draft(own, hidden, states, offsets, **batch.unread_lengths)
-            mx.async_eval(tokens)  # the device drafts while the host builds what comes behind
+            _begin(batch, tokens)  # the device drafts while the host builds what comes behind
         return Drafts(tokens, mx.concatenate(filtered, axis=1), mx.stack(finite, axis=1))
 
     def commit_history(self, rows: Sequence[Row], unread: Unread | None = None) -> mx.array:
@@ -223,7 +223,7 @@ class Cycle:
         tokens = mx.concatenate([batch.last, drafts.tokens], axis=1)
         hidden, captured = self._model.forward(tokens, batch.states, keep_steps=True, **batch.unread_lengths)
         logits = self._model.logits(hidden)
-        mx.async_eval(logits)  # and verifies while acceptance is built
+        _begin(batch, logits)  # and verifies while acceptance is built
         return Verified(hidden, logits, captured)
 
     def accept(self, batch: Batch, drafts: Drafts, verified: Verified) -> Decision:
@@ -403,6 +403,12 @@ class Cycle:
             row.pending = pairs
         else:
             row.pending.extend(pairs.hidden[: len(pairs.tokens)], pairs.tokens)
+
+
+def _begin(batch: Batch, array: mx.array) -> None:
+    """Have the device begin with what is built; not if it still has the cycle before, for each time costs the host."""
+    if batch.unread is None:
+        mx.async_eval(array)
 
 
 def emit(row: Row, tokens: list[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 Keys are split at fixed positions, each split has its own softmax, and a second kernel joins them (Dao et al., 2023,
 "Flash-Decoding for long-context inference"; the running softmax is Milakov and Gimelshein, arXiv:1805.02867). A query's
-bits depend on its own numbers and on the keys that it sees: not on the other queries, the other rows, or the capacity.
+bits depend on its own numbers and on the keys that it sees: not on the other queries, the other rows, or capacities.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .portable import Backend, Call, Kernel, Launch, backend, most_shared
+from .portable import Backend, Call, Kernel, Launch, backend, most_shared, one_a_row, row_chunks
 from .self_check import SelfCheck, relative_error, speed_over
 from .small_arrays import constant, numbers
 
@@ -24,6 +24,7 @@ _DTYPES = (mx.float32, mx.bfloat16, mx.float16)
 _MOST_TOKENS = 16
 _MOST_QUERIES = 128  # of a kv head
 _MERGE_THREADS = 512
+_PARTIAL = 64 << 20  # bytes of partial results that a launch of several rows may leave
 _SHARED = 113 * 1024  # bytes for a threadgroup: two of them are on an SM of compute capability 9.0
 
 
@@ -57,7 +58,7 @@ class _Body:
     serves: Callable[[mx.Dtype], bool]
     splits: _Splits
     blocks: Callable[[int], Sequence[int]]
-    launch: Callable[[_Body, mx.array, mx.array], Launch]
+    launch: Callable[[_Body, mx.array, Sequence[mx.array]], Launch]
 
     def template(self, q: mx.array) -> dict[str, int | mx.Dtype]:
         """What partial results and their merge have in common."""
@@ -67,34 +68,41 @@ class _Body:
             "SPLIT": self.splits.first,
         }
 
-    def spread(self, q: mx.array, keys: mx.array) -> tuple[int, int]:
+    def spread(self, q: mx.array, keys: Sequence[mx.array]) -> tuple[int, int]:
         """Queries that a threadgroup holds, and threadgroups over which those of a kv head are spread."""
-        queries, sizes = q.shape[1] // keys.shape[1] * q.shape[2], self.blocks(q.shape[3])
+        queries, sizes = q.shape[1] // keys[0].shape[1] * q.shape[2], self.blocks(q.shape[3])
         each = -(-queries // -(-queries // sizes[-1]))
         block = next(size for size in sizes if size >= each)
         return block, -(-queries // block)
 
-    def found(self, q: mx.array, keys: mx.array) -> list[tuple[int, ...]]:
-        """Shapes of the partial results."""
+    def found(self, q: mx.array, keys: Sequence[mx.array]) -> list[tuple[int, ...]]:
+        """Shapes of the partial results: every row has as many splits as the largest buffer needs."""
         rows, heads, tokens, size = q.shape
-        kv_heads, capacity = keys.shape[1:3]
+        kv_heads, capacity = keys[0].shape[1], max(each.shape[2] for each in keys)
         shape = (rows, kv_heads, self.splits.count(capacity), heads // kv_heads * tokens)
         return [shape, shape, (*shape, size)]
 
 
-_CALLS: dict[tuple[object, ...], tuple[Call, Call]] = {}
+_CALLS: dict[tuple[object, ...], list[tuple[slice, Call, Call]]] = {}
 
 
 def few_query_attention(
-    q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float, gate: mx.array | None = None
+    q: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    lengths: mx.array,
+    *,
+    scale: float,
+    gate: mx.array | None = None,
 ) -> mx.array:
     """softmax(scale q k^T) v for a row's newest tokens, whose keys and values are already written. Needs a GPU.
 
     Args:
         q: [B, Hq, T, D], fp32, bf16 or fp16; T is 1 to 16. See `fits`.
-        keys, values: [B, Hkv, capacity, D] in q's dtype, row-contiguous (copied if not); Hq is a multiple of Hkv.
-        lengths: [B] int32, at least 0 and at most the capacity: query t of row b sees the keys 0 .. lengths[b] - T + t.
-            Never read by the host.
+        keys, values: of each row [1, Hkv, capacity, D] in q's dtype, row-contiguous (copied if not); Hq is a multiple
+            of Hkv, and every row may have a capacity of its own.
+        lengths: [B] int32, at least 0 and at most the row's capacity: query t of row b sees the keys
+            0 .. lengths[b] - T + t. Never read by the host.
         scale: of the scores.
         gate: [B, T, N] in q's dtype, N at least 2 * Hq * D: that of head h at columns (2h + 1) D .. (2h + 2) D, as in
             `attention_inputs`.
@@ -107,19 +115,40 @@ def few_query_attention(
         ValueError: the kernels do not take these shapes or dtypes.
         RuntimeError: there is no GPU.
     """
-    opened = None if gate is None else (gate.shape, gate.dtype)
-    key = (q.shape, q.dtype, keys.shape, keys.dtype, values.shape, values.dtype, opened)
+    own = [(x.shape, x.dtype) for x in (*keys, *values)]
+    key = (q.shape, q.dtype, *own, len(keys), None if gate is None else (gate.shape, gate.dtype))
     calls = _CALLS.get(key)
     if calls is None:
         calls = _CALLS[key] = _prepared(q, keys, values, gate)
-    found = calls[0](inputs=[q, keys, values, lengths, constant(scale)])
-    return calls[1](inputs=[*found, lengths, q if gate is None else gate])[0]
+    found = []
+    for at, partial, merge in calls:
+        buffers = *one_a_row(keys[at]), *one_a_row(values[at])
+        parts = partial(inputs=[q[at], *buffers, lengths[at], constant(scale)])
+        found += merge(inputs=[*parts, lengths[at], (q if gate is None else gate)[at]])
+    return found[0] if len(found) == 1 else mx.concatenate(found)
 
 
 def few_query_attention_reference(
-    q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float, gate: mx.array | None = None
+    q: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    lengths: mx.array,
+    *,
+    scale: float,
+    gate: mx.array | None = None,
 ) -> mx.array:
     """The same by plain MLX operations, in fp32; any device, any shape. Arguments as of `few_query_attention`."""
+    outputs = []
+    for row, (own_keys, own_values) in enumerate(zip(keys, values, strict=True)):
+        at = slice(row, row + 1)
+        opening = None if gate is None else gate[at]
+        outputs.append(_row_reference(q[at], own_keys, own_values, lengths[at], scale, opening))
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+
+def _row_reference(
+    q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, scale: float, gate: mx.array | None
+) -> mx.array:
     rows, heads, tokens, size = q.shape
     kv_heads, capacity = keys.shape[1:3]
     queries = q.astype(mx.float32).reshape(rows, kv_heads, heads // kv_heads * tokens, size)
@@ -140,11 +169,14 @@ def few_query_attention_reference(
     return gated.reshape(rows, tokens, heads * size).astype(q.dtype)
 
 
-def fits(q: mx.array, keys: mx.array) -> bool:
-    """Whether the kernels take queries [B, Hq, T, D] and keys [B, Hkv, capacity, D] of these shapes and dtypes."""
+def fits(q: mx.array, keys: Sequence[mx.array]) -> bool:
+    """Whether the kernels take queries [B, Hq, T, D] and each row's keys [1, Hkv, capacity, D], by shape and dtype."""
     rows, heads, tokens, size = q.shape
-    kv_rows, kv_heads, _, kv_size = keys.shape
-    return (rows, size, q.dtype) == (kv_rows, kv_size, keys.dtype) and fits_sizes(
+    if rows != len(keys) or any(each.ndim != 4 for each in keys):
+        return False
+    kv_heads = keys[0].shape[1]
+    own = (1, kv_heads, size, q.dtype)
+    return all((*each.shape[:2], each.shape[3], each.dtype) == own for each in keys) and fits_sizes(
         heads=heads, kv_heads=kv_heads, tokens=tokens, size=size, dtype=q.dtype
     )
 
@@ -160,36 +192,47 @@ def fits_sizes(*, heads: int, kv_heads: int, tokens: int, size: int, dtype: mx.D
     )
 
 
-def _prepared(q: mx.array, keys: mx.array, values: mx.array, gate: mx.array | None) -> tuple[Call, Call]:
-    given = [x for x in (q, keys, values, gate) if x is not None]
+def _prepared(
+    q: mx.array, keys: Sequence[mx.array], values: Sequence[mx.array], gate: mx.array | None
+) -> list[tuple[slice, Call, Call]]:
+    """Chunks of the rows, and for each partial results and their merge."""
+    given = [x for x in (q, *keys, *values, gate) if x is not None]
     wanted = (q.shape[0], q.shape[2], q.dtype)
     if (
         not fits(q, keys)
-        or (values.shape, values.dtype) != (keys.shape, keys.dtype)
+        or [(x.shape, x.dtype) for x in values] != [(x.shape, x.dtype) for x in keys]
         or (gate is not None and (*gate.shape[:2], gate.dtype) != wanted)
         or (gate is not None and (gate.ndim != 3 or gate.shape[2] < 2 * q.shape[1] * q.shape[3]))
     ):
         shapes = ", ".join(f"{x.dtype} {x.shape}" for x in given)
         raise ValueError(f"few_query_attention does not take q, keys, values (and gate) of {shapes}")
     body = next(body for body in _BODIES[backend() or "host"] if body.serves(q.dtype))
+    of_a_row = 4 * math.prod(body.found(q, keys)[-1][1:])
+    chunks = row_chunks(len(keys), max(_PARTIAL // of_a_row, 1))
+    return [(at, *_chunk_prepared(body, q[at], keys[at], gated=gate is not None)) for at in chunks]
+
+
+def _chunk_prepared(body: _Body, q: mx.array, keys: Sequence[mx.array], *, gated: bool) -> tuple[Call, Call]:
+    rows = len(one_a_row(keys))
+    partial = body.kernel.for_rows(rows)
     return (
-        body.kernel.prepared(body.launch(body, q, keys), [q.dtype, q.dtype, q.dtype, mx.int32, mx.float32]),
-        _MERGE.prepared(_merge_launch(body, q, keys, gated=gate is not None), [*[mx.float32] * 3, mx.int32, q.dtype]),
+        partial.prepared(body.launch(body, q, keys), [*[q.dtype] * (1 + 2 * rows), mx.int32, mx.float32]),
+        _MERGE.prepared(_merge_launch(body, q, keys, gated=gated), [*[mx.float32] * 3, mx.int32, q.dtype]),
     )
 
 
-def _simd_launch(body: _Body, q: mx.array, keys: mx.array) -> Launch:
+def _simd_launch(body: _Body, q: mx.array, keys: Sequence[mx.array]) -> Launch:
     (block, blocks), found = body.spread(q, keys), body.found(q, keys)
     return Launch(
         template={**body.template(q), "BLOCK": block},
-        threadgroups=(found[0][2], keys.shape[1] * blocks, q.shape[0]),
+        threadgroups=(found[0][2], keys[0].shape[1] * blocks, q.shape[0]),
         threads=q.shape[3] // 2,
         shapes=found,
         dtypes=[mx.float32] * 3,
     )
 
 
-def _mma_launch(body: _Body, q: mx.array, keys: mx.array) -> Launch:
+def _mma_launch(body: _Body, q: mx.array, keys: Sequence[mx.array]) -> Launch:
     size, (block, blocks), found = q.shape[3], body.spread(q, keys), body.found(q, keys)
     # Queries, two boards of scores, and as many places for keys and values as there is room for.
     fixed, place = block // 8 * (16 * size + 2 * 8 * 64 * 4), size // 64 * 4096
@@ -202,7 +245,7 @@ def _mma_launch(body: _Body, q: mx.array, keys: mx.array) -> Launch:
             "BLOCK": block,
             "RING": ring,
         },
-        threadgroups=(keys.shape[1] * blocks, found[0][2], q.shape[0]),
+        threadgroups=(keys[0].shape[1] * blocks, found[0][2], q.shape[0]),
         threads=size // 2,
         shapes=found,
         dtypes=[mx.float32] * 3,
@@ -210,9 +253,9 @@ def _mma_launch(body: _Body, q: mx.array, keys: mx.array) -> Launch:
     )
 
 
-def _merge_launch(body: _Body, q: mx.array, keys: mx.array, *, gated: bool) -> Launch:
+def _merge_launch(body: _Body, q: mx.array, keys: Sequence[mx.array], *, gated: bool) -> Launch:
     rows, heads, tokens, size = q.shape
-    kv_heads = keys.shape[1]
+    kv_heads = keys[0].shape[1]
     return Launch(
         template={
             **body.template(q),
@@ -229,7 +272,7 @@ def _merge_launch(body: _Body, q: mx.array, keys: mx.array, *, gated: bool) -> L
 
 def _kernel(name: str, *parts: str) -> Kernel:
     inputs, outputs = ("q", "keys", "values", "lengths", "scale"), ("most_of", "sums", "weighted")
-    return Kernel(name, inputs, outputs, parts)
+    return Kernel(name, inputs, outputs, parts, many=("keys", "values"))
 
 
 _MERGE = Kernel("few_query_merge", ("most_of", "sums", "weighted", "lengths", "gate"), ("out",))
@@ -263,23 +306,32 @@ def _check_error() -> float:
 
 
 def _case_error(group: int, tokens: int, size: int, border: int, *, seed: int) -> float:
-    """Error of the kernels on two rows whose lengths are about a border of the splits, behind which there is NaN.
+    """Error of the kernels on two rows, of unlike capacities, one of which ends about a border of the splits; behind
+    their lengths there is NaN.
 
-    Infinite if a query's bits depend on the others.
+    Infinite if a query's bits depend on the other tokens, or on the other row.
     """
-    lengths, capacity, kv_heads = mx.array([border + 1, 40], mx.int32), border + 44, 2
+    kv_heads, ends, scale = 2, (border + 1, 40), size**-0.5
     for_q, for_kv, for_gate = mx.random.split(mx.random.key(seed), 3)
     q = mx.random.normal((2, kv_heads * group, tokens, size), mx.bfloat16, key=for_q)
-    kv = mx.random.normal((2, 2, kv_heads, capacity, size), mx.bfloat16, key=for_kv)
+    kv = mx.random.normal((2, 2, kv_heads, border + 44, size), mx.bfloat16, key=for_kv)
     gate = mx.random.normal((2, tokens, 2 * kv_heads * group * size), mx.bfloat16, key=for_gate)
-    written = (mx.arange(capacity) < lengths[:, None])[:, None, :, None]
-    keys, values = mx.where(written, kv, mx.array(mx.nan, mx.bfloat16))
-    found = few_query_attention(q, keys, values, lengths, scale=size**-0.5, gate=gate)
-    first = q[:, :, :1] + 0, keys, values, lengths - tokens + 1
-    alone = few_query_attention(*first, scale=size**-0.5, gate=gate[:, :1] + 0)
-    if not mx.array_equal(alone, found[:, :1]).item():
-        return float("inf")
-    return relative_error(found, few_query_attention_reference(q, keys, values, lengths, scale=size**-0.5, gate=gate))
+
+    def own(all_rows: mx.array, row: int) -> mx.array:
+        written = mx.arange(ends[row] + 43) < ends[row]
+        return mx.where(written[:, None], all_rows[row : row + 1, :, : written.size], mx.array(mx.nan, mx.bfloat16))
+
+    keys, values = ([own(each, row) for row in range(2)] for each in kv)
+    lengths = mx.array(ends, mx.int32)
+    found = few_query_attention(q, keys, values, lengths, scale=scale, gate=gate)
+    for row in range(2):
+        at = slice(row, row + 1)
+        for some in {tokens, 1}:
+            given = q[at, :, :some] + 0, keys[at], values[at], lengths[at] - tokens + some
+            alone = few_query_attention(*given, scale=scale, gate=gate[at, :some] + 0)
+            if not mx.array_equal(alone, found[at, :some]).item():
+                return float("inf")
+    return relative_error(found, few_query_attention_reference(q, keys, values, lengths, scale=scale, gate=gate))
 
 
 def _gain() -> float:
@@ -305,9 +357,9 @@ def _gain() -> float:
 
     def ours() -> list[mx.array]:
         return [
-            few_query_attention(q, *pair, length, scale=size**-0.5, gate=gate)
+            few_query_attention(q, [keys], [values], length, scale=size**-0.5, gate=gate)
             for q, gate in zip(queries, gates, strict=True)
-            for pair in pairs
+            for keys, values in pairs
         ]
 
     return speed_over(stock, ours)

@@ -34,16 +34,24 @@ def gated_delta_steps(
     """
     q, k = _to_value_heads(q, v), _to_value_heads(k, v)
     q, k, v, g, beta = (x.astype(mx.float32) for x in (q, k, v, g, beta))
+    pairs = mx.stack([k, q], axis=-1)
+    along = (k * q).sum(axis=-1, keepdims=True)
     outputs, states = [], []
     for t in range(q.shape[1]):
-        state = state * g[:, t, :, None, None]
-        key = k[:, t, :, None, :]
-        remembered = (state * key).sum(axis=-1)
-        delta = (v[:, t] - remembered) * beta[:, t, :, None]
-        state = state + key * delta[..., None]
-        outputs.append((state * q[:, t, :, None, :]).sum(axis=-1))
+        # One pass over the state for both: y_t = g_t S_{t-1} q_t + delta_t (k_t . q_t).
+        seen = state @ pairs[:, t]
+        decay = g[:, t, :, None]
+        delta = (v[:, t] - decay * seen[..., 0]) * beta[:, t, :, None]
+        outputs.append(decay * seen[..., 1] + delta * along[:, t])
+        state = _written(decay[..., None], state, delta[..., None], k[:, t, :, None, :])
         states.append(state)
     return mx.stack(outputs, axis=1), states
+
+
+@mx.compile
+def _written(decay: mx.array, state: mx.array, delta: mx.array, key: mx.array) -> mx.array:
+    """In one pass, where it was three."""
+    return decay * state + delta * key
 
 
 def gated_delta_prefill(

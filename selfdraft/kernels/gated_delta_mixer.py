@@ -16,7 +16,7 @@ from mlx_lm.models.activations import precise_swiglu
 from mlx_lm.models.gated_delta import compute_g, normalize_qk
 
 from .causal_conv import causal_conv
-from .gated_delta_tape import MOST_STEPS, Tape, gated_delta_verify_reference
+from .gated_delta_tape import MOST_STEPS, Tape, gated_delta_verify_reference, tape_width
 from .portable import Call, Kernel, Launch, backend
 from .self_check import SelfCheck, relative_error
 from .small_arrays import constant
@@ -32,9 +32,9 @@ KERNEL = Kernel(
     "gated_delta_mixer",
     (
         *("projected", "window", "conv_weight", "a_log", "dt_bias", "norm_weight"),
-        *("state", "tape_decay", "tape_keys", "tape_deltas", "accepted", "eps"),
+        *("state", "tape", "accepted", "eps"),
     ),
-    ("out", "window_now", "state_now", "decay", "keys", "deltas"),
+    ("out", "window_now", "state_now", "tape_now"),
 )
 
 
@@ -78,7 +78,6 @@ def fits(
         and conv_weight.shape[1] in _TAPS
         and projected.dtype == conv_weight.dtype
         and projected.dtype in _DTYPES
-        and (tape is None or tape.keys.dtype == projected.dtype)
         and _shared_bytes(sizes, steps, held) <= (32 if backend() == "metal" else 48) * 1024
     )
 
@@ -112,7 +111,7 @@ def gated_delta_mixer(
         conv_weight: [C, taps, 1] of the same dtype, 2 to 8 taps.
         a_log, dt_bias: [Hv]. norm_weight: [Dv]. Of any of these dtypes.
         state: [B, Hv, Dv, Dk] in fp32, before the tape's steps. It must begin on 16 bytes; odd views may not.
-        tape: of the last call, keys of the same dtype; None when there is nothing to replay.
+        tape: of the last call; None when there is nothing to replay.
         accepted: [B] int32, how many of the tape's steps to keep per row, 0..T'; stays on the device. 0 without a tape.
         eps: of the norm.
 
@@ -125,18 +124,18 @@ def gated_delta_mixer(
         RuntimeError: there is no GPU.
     """
     numbers = (key_heads, value_heads, key_dim, value_dim)
-    shapes = (projected.shape, window.shape, conv_weight.shape, state.shape, tape.keys.shape if tape else None)
+    shapes = (projected.shape, window.shape, conv_weight.shape, state.shape, tape.array.shape if tape else None)
     key = (shapes, numbers, projected.dtype, a_log.dtype, dt_bias.dtype, norm_weight.dtype)
-    old = (tape.decay, tape.keys, tape.deltas) if tape else (state, projected, state)  # those are not looked at
-    inputs = [projected, window, conv_weight, a_log, dt_bias, norm_weight, state, *old, accepted, constant(eps)]
+    old = tape.array if tape else state  # which is not looked at
+    inputs = [projected, window, conv_weight, a_log, dt_bias, norm_weight, state, old, accepted, constant(eps)]
     call = _CALLS.get(key)
     if call is None:
         sizes = _Sizes(key_heads, value_heads, key_dim, value_dim)
         _check(inputs, tape, sizes)
         launch = _launch(inputs, tape.steps if tape else 0, sizes)
         call = _CALLS[key] = KERNEL.prepared(launch, [x.dtype for x in inputs])
-    out, window_now, state_now, decay, keys, deltas = call(inputs=inputs)
-    return out, window_now, state_now, Tape(decay, keys, deltas)
+    out, window_now, state_now, tape_now = call(inputs=inputs)
+    return out, window_now, state_now, Tape(tape_now, (value_heads, value_dim, key_dim))
 
 
 def gated_delta_mixer_reference(
@@ -195,11 +194,7 @@ def _check(inputs: Sequence[mx.array], tape: Tape | None, sizes: _Sizes) -> None
         ("accepted", accepted, (batch,), (mx.int32,)),
     ]
     if tape:
-        expected += [
-            ("tape.decay", tape.decay, (batch, held, sizes.value_heads), (mx.float32,)),
-            ("tape.keys", tape.keys, (batch, held, sizes.key_heads, sizes.key_dim), own),
-            ("tape.deltas", tape.deltas, (batch, held, sizes.value_heads, sizes.value_dim), (mx.float32,)),
-        ]
+        expected.append(("tape", tape.array, (batch, held, tape_width(**heads)), (mx.float32,)))
     for name, x, shape, dtypes in expected:
         if x.shape != shape or x.dtype not in dtypes:
             raise ValueError(f"{name} is {x.dtype} {x.shape}; {shape} of {' or '.join(map(str, dtypes))} is needed")
@@ -240,7 +235,6 @@ def _launch(inputs: Sequence[mx.array], held: int, sizes: _Sizes) -> Launch:
         "DV": sizes.value_dim,
         "TAPS": taps,
     }
-    value_shape = (batch, steps, sizes.value_heads, sizes.value_dim)
     return Launch(
         template=template,
         threadgroups=(sizes.value_heads, batch, 1),
@@ -249,11 +243,9 @@ def _launch(inputs: Sequence[mx.array], held: int, sizes: _Sizes) -> Launch:
             (batch, steps, sizes.value_heads * sizes.value_dim),
             (batch, taps - 1 + steps, sizes.channels),
             state.shape,
-            (batch, steps, sizes.value_heads),
-            (batch, steps, sizes.key_heads, sizes.key_dim),
-            value_shape,
+            (batch, steps, tape_width(**vars(sizes))),
         ],
-        dtypes=[dtype, dtype, mx.float32, mx.float32, dtype, mx.float32],
+        dtypes=[dtype, dtype, mx.float32, mx.float32],
     )
 
 
@@ -266,7 +258,7 @@ def _error() -> float:
     def normal(*shape: int, dtype: mx.Dtype = mx.bfloat16, scale: float = 1) -> mx.array:
         return (scale * mx.random.normal(shape, key=next(keys))).astype(dtype)
 
-    tape = Tape(
+    tape = Tape.of(
         mx.random.uniform(0.3, 1, (batch, steps, 2), key=next(keys)),
         normal(batch, steps, 1, 128, scale=128**-0.5),
         normal(batch, steps, 2, 128, dtype=mx.float32),

@@ -9,7 +9,7 @@ beta [B, T, Hv]; S [B, Hv, Dv, Dk] in fp32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -27,6 +27,7 @@ __all__ = [
     "gated_delta_verify_reference",
     "joined",
     "replay",
+    "tape_width",
 ]
 
 MOST_STEPS = 16  # of a call, and of a tape: they are held in registers
@@ -38,8 +39,8 @@ _ROWS, _SIMDGROUPS = 4, 4  # rows of S a simdgroup, simdgroups a threadgroup
 
 KERNEL = Kernel(
     "gated_delta_tape",
-    ("q", "k", "v", "decay", "beta", "state", "tape_decay", "tape_keys", "tape_deltas", "accepted"),
-    ("y", "state_now", "deltas"),
+    ("q", "k", "v", "decay", "beta", "state", "tape", "accepted"),
+    ("y", "state_now", "tape_now"),
 )
 
 
@@ -47,37 +48,71 @@ KERNEL = Kernel(
 class Tape:
     """T' steps that may or may not be kept: S_t = decay_t S_{t-1} + delta_t key_t^T.
 
+    One array, for each costs the host time in every layer. Keys come first: where a step's numbers are a multiple of 4,
+    as with most numbers of heads, keys of all steps begin on 16 bytes.
+
     Attributes:
-        decay: [B, T', Hv] in fp32.
-        keys: [B, T', Hk, Dk], as they were given.
-        deltas: [B, T', Hv, Dv] in fp32.
+        array: [B, T', Hk Dk + Hv Dv + Hv] in fp32: keys, which are exact there, deltas, and decay of each step.
+        memory: (Hv, Dv, Dk) of the state that the steps belong to.
     """
 
-    decay: mx.array
-    keys: mx.array
-    deltas: mx.array
+    array: mx.array
+    memory: tuple[int, ...]
+
+    @classmethod
+    def of(cls, decay: mx.array, keys: mx.array, deltas: mx.array) -> Tape:
+        """From decay [B, T', Hv], keys [B, T', Hk, Dk] and deltas [B, T', Hv, Dv] of any dtypes."""
+        parts = [x.astype(mx.float32).flatten(2) for x in (keys, deltas, decay)]
+        return cls(mx.concatenate(parts, axis=-1), (*deltas.shape[2:], keys.shape[3]))
 
     @property
     def steps(self) -> int:
         """T'."""
-        return self.keys.shape[1]
+        return self.array.shape[1]
+
+    @property
+    def key_heads(self) -> int:
+        """Hk."""
+        return self._key_width // self.memory[2]
+
+    @property
+    def keys(self) -> mx.array:
+        """[B, T', Hk, Dk], as they were given, in fp32."""
+        keys = self.array[..., : self._key_width]
+        return keys.reshape(*keys.shape[:2], self.key_heads, self.memory[2])
+
+    @property
+    def deltas(self) -> mx.array:
+        """[B, T', Hv, Dv] in fp32."""
+        deltas = self.array[..., self._key_width : -self.memory[0]]
+        return deltas.reshape(*deltas.shape[:2], *self.memory[:2])
+
+    @property
+    def decay(self) -> mx.array:
+        """[B, T', Hv] in fp32."""
+        return self.array[..., -self.memory[0] :]
+
+    @property
+    def _key_width(self) -> int:
+        value_heads, value_dim, _ = self.memory
+        return self.array.shape[2] - value_heads * (value_dim + 1)
 
     def row(self, row: int) -> Tape:
         """The tape of one row."""
-        only = slice(row, row + 1)
-        return self if self.keys.shape[0] == 1 else Tape(self.decay[only], self.keys[only], self.deltas[only])
+        return self if self.array.shape[0] == 1 else replace(self, array=self.array[row : row + 1])
+
+
+def tape_width(*, key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> int:
+    """Numbers of one step of a tape."""
+    return key_heads * key_dim + value_heads * (value_dim + 1)
 
 
 def joined(tapes: Sequence[Tape | None]) -> Tape:
     """Tapes of one row each as one, padded to the longest; where there is none, with zeros. One at least is there."""
     steps = max(tape.steps for tape in tapes if tape)
     some = next(tape for tape in tapes if tape)
-
-    def along(arrays: list[mx.array]) -> mx.array:
-        return mx.concatenate([mx.pad(x, [(0, 0), (0, steps - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]) for x in arrays])
-
-    present = [tape or Tape(*(mx.zeros_like(x[:, :1]) for x in (some.decay, some.keys, some.deltas))) for tape in tapes]
-    return Tape(*(along(list(parts)) for parts in zip(*((t.decay, t.keys, t.deltas) for t in present), strict=True)))
+    arrays = [tape.array if tape else mx.zeros_like(some.array[:, :1]) for tape in tapes]
+    return replace(some, array=mx.concatenate([mx.pad(x, [(0, 0), (0, steps - x.shape[1]), (0, 0)]) for x in arrays]))
 
 
 def fits(q: mx.array, k: mx.array, v: mx.array) -> bool:
@@ -110,7 +145,7 @@ def gated_delta_verify(
 
     Args:
         q, k, v: of one dtype: fp32, bf16 or fp16. k is L2-normalised and q scaled. g, beta: of any dtype. Where Dk is a
-            multiple of 128, state and keys must begin on 16 bytes; odd views of larger arrays may not.
+            multiple of 128, q, k, state and tape must begin on 16 bytes; odd views of larger arrays may not.
         state: the state before the tape's steps, in fp32.
         tape: of the last call; None when there is nothing to replay.
         accepted: [B] int32, how many of the tape's steps to replay per row, 0..T'; stays on the device. What the tape
@@ -123,14 +158,13 @@ def gated_delta_verify(
         ValueError: an array is not as described (see `fits`).
         RuntimeError: there is no GPU.
     """
-    old = tape or Tape(g, k, g)  # three arrays that are not looked at
-    g = g.astype(mx.float32)
-    key = (q.shape, v.shape, k.dtype, old.keys.dtype, beta.dtype, tape.keys.shape if tape else None, state.shape)
-    call, inputs = _CALLS.get(key), [q, k, v, g, beta, state, old.decay, old.keys, old.deltas, accepted]
+    key = (q.shape, v.shape, k.dtype, beta.dtype, tape.array.shape if tape else None, state.shape)
+    old = tape.array if tape else state  # which is not looked at
+    call, inputs = _CALLS.get(key), [q, k, v, g.astype(mx.float32), beta, state, old, accepted]
     if call is None:
         call = _CALLS[key] = _prepared(inputs, tape)
-    y, state_now, deltas = call(inputs=inputs)
-    return y, state_now, Tape(g, k, deltas)
+    y, state_now, tape_now = call(inputs=inputs)
+    return y, state_now, Tape(tape_now, state.shape[1:])
 
 
 def _prepared(inputs: Sequence[mx.array], tape: Tape | None) -> Call:
@@ -141,9 +175,9 @@ def _prepared(inputs: Sequence[mx.array], tape: Tape | None) -> Call:
     for name, x in (("g", g), ("beta", beta)):
         if x.shape != v.shape[:3]:
             raise ValueError(f"{name} is {x.shape}; {v.shape[:3]} is needed")
-    _check(state, tape, accepted, k, v)
-    dtypes = (k.dtype, tape.keys.dtype if tape else k.dtype, beta.dtype)
-    launch = _launch(state, k.shape[2], dtypes, steps=k.shape[1], tape_steps=tape.steps if tape else 0, shape=v.shape)
+    batch, steps, key_heads, key_dim = k.shape
+    _check(state, tape, accepted, (batch, *v.shape[2:], key_dim), key_heads)
+    launch = _launch(state, key_heads, (k.dtype, beta.dtype), steps=steps, tape_steps=tape.steps if tape else 0)
     return KERNEL.prepared(launch, [x.dtype for x in inputs])
 
 
@@ -157,20 +191,19 @@ def gated_delta_replay(state: mx.array, tape: Tape, accepted: mx.array) -> mx.ar
         ValueError: an array is not as described.
         RuntimeError: there is no GPU.
     """
-    _check(state, tape, accepted, tape.keys, tape.deltas)
-    dtypes = (tape.keys.dtype, tape.keys.dtype, mx.float32)
-    launch = _launch(state, tape.keys.shape[2], dtypes, steps=0, tape_steps=tape.steps, shape=(1,))
-    unused = [tape.keys, tape.keys, tape.deltas, tape.decay, tape.decay]
-    inputs = [*unused, state, tape.decay, tape.keys, tape.deltas, accepted]
+    _check(state, tape, accepted, (tape.array.shape[0], *tape.memory), tape.key_heads)
+    launch = _launch(state, tape.key_heads, (mx.float32, mx.float32), steps=0, tape_steps=tape.steps)
+    inputs = [*[tape.array] * 5, state, tape.array, accepted]  # q to beta are not looked at
     _, state_now, _ = KERNEL.prepared(launch, [x.dtype for x in inputs])(inputs=inputs)
     return state_now
 
 
 def replay(state: mx.array, tape: Tape, accepted: mx.array) -> mx.array:
     """The same in plain MLX, on any device: equal up to rounding, for the kernel fuses multiply and add."""
-    keys = _to_value_heads(tape.keys, tape.deltas)
+    decay, deltas = tape.decay, tape.deltas
+    keys = _to_value_heads(tape.keys, deltas)
     for t in range(tape.steps):
-        stepped = tape.decay[:, t, :, None, None] * state + tape.deltas[:, t, :, :, None] * keys[:, t, :, None, :]
+        stepped = decay[:, t, :, None, None] * state + deltas[:, t, :, :, None] * keys[:, t, :, None, :]
         state = mx.where((accepted > t)[:, None, None, None], stepped, state)
     return state
 
@@ -198,7 +231,7 @@ def gated_delta_verify_reference(
         state = decayed + delta[..., None] * key
         outputs.append((state * queries[:, t, :, None, :]).sum(axis=-1))
         deltas.append(delta)
-    return mx.stack(outputs, axis=1), state_now, Tape(g, k, mx.stack(deltas, axis=1))
+    return mx.stack(outputs, axis=1), state_now, Tape.of(g, k, mx.stack(deltas, axis=1))
 
 
 def _to_value_heads(x: mx.array, v: mx.array) -> mx.array:
@@ -206,49 +239,40 @@ def _to_value_heads(x: mx.array, v: mx.array) -> mx.array:
     return mx.repeat(x.astype(mx.float32), v.shape[2] // x.shape[2], axis=2)
 
 
-def _check(state: mx.array, tape: Tape | None, accepted: mx.array, k: mx.array, v: mx.array) -> None:
-    """That the kernel will not read past an array."""
-    batch, _, key_heads, key_dim = k.shape
-    _, _, value_heads, value_dim = v.shape
-    expected: list[tuple[str, mx.array, tuple[int, ...], Sequence[mx.Dtype]]] = [
-        ("state", state, (batch, value_heads, value_dim, key_dim), (mx.float32,)),
-        ("accepted", accepted, (batch,), (mx.int32,)),
-    ]
+def _check(state: mx.array, tape: Tape | None, accepted: mx.array, shape: tuple[int, ...], key_heads: int) -> None:
+    """That the kernel will not read past an array; `shape` is that of the state."""
+    batch, value_heads, value_dim, key_dim = shape
+    expected = [("state", state, shape, mx.float32), ("accepted", accepted, (batch,), mx.int32)]
     if tape:
         steps = tape.steps
-        if not 1 <= steps <= MOST_STEPS or key_dim not in _KEY_DIMS:
-            raise ValueError(f"a tape of {steps} steps with keys of {key_dim}: up to {MOST_STEPS}, and 32, 64, .. 256")
-        expected += [
-            ("tape.decay", tape.decay, (batch, steps, value_heads), (mx.float32,)),
-            ("tape.keys", tape.keys, (batch, steps, key_heads, key_dim), _DTYPES),
-            ("tape.deltas", tape.deltas, (batch, steps, value_heads, value_dim), (mx.float32,)),
-        ]
-    for name, x, shape, dtypes in expected:
-        if x.shape != shape or x.dtype not in dtypes:
-            raise ValueError(f"{name} is {x.dtype} {x.shape}; {shape} of {' or '.join(map(str, dtypes))} is needed")
+        if not 1 <= steps <= MOST_STEPS or key_dim not in _KEY_DIMS or key_heads < 1 or value_heads % key_heads:
+            given = f"a tape of {steps} steps with {key_heads} keys of {key_dim} for {value_heads} heads"
+            raise ValueError(f"{given}: up to {MOST_STEPS} steps, a key for one or several heads, 32, 64, .. 256 wide")
+        width = tape_width(key_heads=key_heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim)
+        expected.append(("tape", tape.array, (batch, steps, width), mx.float32))
+    for name, x, needed, dtype in expected:
+        if x.shape != needed or x.dtype != dtype:
+            raise ValueError(f"{name} is {x.dtype} {x.shape}; {dtype} {needed} is needed")
 
 
 def _launch(
     state: mx.array,
     key_heads: int,
-    dtypes: tuple[mx.Dtype, mx.Dtype, mx.Dtype],
+    dtypes: tuple[mx.Dtype, mx.Dtype],
     *,
     steps: int,
     tape_steps: int,
-    shape: tuple[int, ...],
 ) -> Launch:
     """A threadgroup for every 16 rows of a head's state.
 
     Args:
-        dtypes: of q, k, v; of the tape's keys; of beta. All that vary are in the template, for MLX on CUDA keeps a
-            compiled kernel by name and template alone.
-        shape: of y and of the new deltas.
+        dtypes: of q, k, v; of beta. All that vary are in the template, for MLX on CUDA keeps a compiled kernel by name
+            and template alone.
     """
     batch, value_heads, value_dim, key_dim = state.shape
     template: dict[str, int | mx.Dtype] = {
         "T": dtypes[0],
-        "P": dtypes[1],
-        "BETA": dtypes[2],
+        "BETA": dtypes[1],
         "STEPS": steps,
         "TAPE": next(size for size in (0, 4, MOST_STEPS) if size >= tape_steps),  # else each would be compiled anew
         "HK": key_heads,
@@ -259,11 +283,13 @@ def _launch(
         "SIMDGROUPS": _SIMDGROUPS,
     }
     rows = _ROWS * _SIMDGROUPS
+    width = tape_width(key_heads=key_heads, value_heads=value_heads, key_dim=key_dim, value_dim=value_dim)
+    new = [(batch, steps, value_heads, value_dim), (batch, steps, width)] if steps else [(1,), (1,)]
     return Launch(
         template=template,
         threadgroups=(-(-value_dim // rows), value_heads, batch),
         threads=32 * _SIMDGROUPS,
-        shapes=[shape, state.shape, shape],
+        shapes=[new[0], state.shape, new[1]],
         dtypes=[mx.float32] * 3,
     )
 
@@ -279,7 +305,7 @@ def _error() -> float:
     v = mx.random.normal((batch, steps, value_heads, width), key=keys[3]).astype(mx.float16)
     g, beta, old_decay = (mx.random.uniform(0.3, 1, (batch, steps, value_heads), key=key) for key in keys[4:7])
     state = mx.random.normal((batch, value_heads, width, width), key=keys[7])
-    tape = Tape(old_decay, old_keys, mx.random.normal((batch, steps, value_heads, width), key=keys[8]))
+    tape = Tape.of(old_decay, old_keys, mx.random.normal((batch, steps, value_heads, width), key=keys[8]))
     accepted = mx.array([1, steps], dtype=mx.int32)
 
     y, state_now, new = gated_delta_verify(q, k, v, g, beta, state, tape, accepted)
@@ -287,7 +313,7 @@ def _error() -> float:
     if not mx.array_equal(alone[0], y[:, :1]).item():
         return float("inf")
     y_, state_, new_ = gated_delta_verify_reference(q, k, v, g, beta, state, tape, accepted)
-    pairs = [(y, y_), (state_now, state_), (new.deltas, new_.deltas)]
+    pairs = [(y, y_), (state_now, state_), *((getattr(new, x), getattr(new_, x)) for x in ("keys", "decay", "deltas"))]
     return sum(relative_error(found, expected) for found, expected in pairs)  # a sum, for `max` can lose a NaN
 
 

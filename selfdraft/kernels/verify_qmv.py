@@ -7,7 +7,7 @@ then gives the bits of K+1 passes over one token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,17 @@ import mlx.core as mx
 from .portable import Backend, Call, Kernel, Launch, backend, most_shared
 from .self_check import SelfCheck, relative_error, speed_over
 
-__all__ = ["CHECK", "MOST_ROWS", "fits", "verify_qmv", "verify_qmv_reference"]
+__all__ = [
+    "CHECK",
+    "MOST_ROWS",
+    "Scaled",
+    "fits",
+    "norms",
+    "verify_qmv",
+    "verify_qmv_norm",
+    "verify_qmv_norm_reference",
+    "verify_qmv_reference",
+]
 
 MOST_ROWS = 64
 _TILE = 8  # rows that one read of the weights serves
@@ -30,8 +40,29 @@ _MULTIPROCESSORS = 132  # of an H100 or H200; where there are others, the device
 
 
 @dataclass(frozen=True)
+class Scaled:
+    """rms_norm(v) that is still to be divided: by its root mean square, which a product does with what comes out of it.
+
+    So the product before finds the squares, the one behind divides by them, and no kernel in between waits for both.
+
+    Attributes:
+        x: v times the norm's weight, [B, T, K].
+        squares: sums of v v over pieces of K, fp32 [B, T, pieces].
+        eps: of the norm, added to the mean of the squares.
+    """
+
+    x: mx.array
+    squares: mx.array
+    eps: float
+
+
+@dataclass(frozen=True)
 class _Matrix:
-    """A quantised matrix [rows, inputs], the dtype of its scales, and what is made of the product (see `_FORMS`)."""
+    """A quantised matrix [rows, inputs], the dtype of its scales, and what is made of the product (see `_FORMS`).
+
+    Attributes:
+        eps: of x, if that is `Scaled`. norms: whether the result comes out as `Scaled`, too.
+    """
 
     rows: int
     inputs: int
@@ -39,24 +70,53 @@ class _Matrix:
     group_size: int
     dtype: mx.Dtype
     form: str = "plain"
+    eps: float | None = None
+    norms: bool = False
 
     @property
     def outputs(self) -> int:
         """Columns of the result."""
         return self.rows // 2 if self.form == "gated" else self.rows
 
+    @property
+    def piece(self) -> int:
+        """Outputs whose squares are summed together, for all numbers of rows: 8 to 16, so that every pace can deal out
+        whole ones, and of these what lets threadgroups have what they had without."""
+        if not self.norms:
+            return 1
+        even = -(-self.rows // (_MULTIPROCESSORS * -(-self.rows // (_MULTIPROCESSORS * 48))))
+        return min(range(16, 7, -1), key=lambda size: -(-even // size) * size)
+
 
 @dataclass(frozen=True)
 class _Body:
     """A text for some matrices. `serves` is not told the number of rows: bodies differ in the order of their sums."""
 
-    kernel: Kernel
+    name: str
+    parts: tuple[str, ...]
     serves: Callable[[_Matrix], bool]
     launch: Callable[[_Matrix, int], Launch]
+    norms: bool = False
+
+    def kernel(self, matrix: _Matrix) -> Kernel:
+        """With the arrays that it needs."""
+        inputs = {
+            "residual": matrix.form == "added",
+            "squares": matrix.eps is not None,
+            "norm_weight": matrix.norms,
+        }
+        outputs = {"scaled": matrix.norms, "squares_now": matrix.norms}
+        return Kernel(
+            self.name,
+            ("x", "weight", "scales", "biases", *(name for name, has in inputs.items() if has)),
+            ("y", *(name for name, has in outputs.items() if has)),
+            (*self.parts, "verify_qmv_end"),
+            absent=tuple(name for name, has in {**inputs, **outputs}.items() if not has),
+        )
 
 
 def verify_qmv(
-    x: mx.array,
+    x: mx.array | Scaled,
     weight: mx.array,
     scales: mx.array,
     biases: mx.array,
@@ -70,7 +130,7 @@ def verify_qmv(
 
     Args:
         x: [B, T, K], up to 64 rows in all, bf16, fp16 or fp32. It must begin at a multiple of 16 bytes, as the results
-            of operations do; a slice of something wider may not.
+            of operations do; a slice of something wider may not. `Scaled` only where `norms` says so.
         weight: uint32 [N, K bits / 32], of `mx.quantize`.
         scales, biases: [N, K / group_size], of x's dtype.
         group_size: 32, 64 or 128. bits: 4 or 8.
@@ -85,19 +145,61 @@ def verify_qmv(
         ValueError: the arguments do not go together, or `fits` is False.
         RuntimeError: there is no GPU.
     """
-    form = "gated" if gated else "plain" if residual is None else "added"
-    key = (x.shape, weight.shape, x.dtype, group_size, bits, scales.shape, biases.shape, scales.dtype, form)
+    how = group_size, bits, "gated" if gated else "plain" if residual is None else "added"
+    return _found(x, (weight, scales, biases), how, residual, None)[0]
+
+
+def verify_qmv_norm(
+    x: mx.array | Scaled,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    residual: mx.array,
+    norm_weight: mx.array,
+    eps: float,
+) -> tuple[mx.array, Scaled]:
+    """residual + product, and the rms_norm of that for a product that follows, where `norms` says so.
+
+    Args:
+        norm_weight: [N] of x's dtype. eps: of the norm. Others as of `verify_qmv`.
+    """
+    how = group_size, bits, "added"
+    y, scaled, squares = _found(x, (weight, scales, biases), how, residual, norm_weight)
+    return y, Scaled(scaled, squares, eps)
+
+
+def _found(
+    given: mx.array | Scaled,
+    matrix: tuple[mx.array, mx.array, mx.array],
+    how: tuple[int, int, str],
+    residual: mx.array | None,
+    norm_weight: mx.array | None,
+) -> list[mx.array]:
+    """`how`: group size, bits, form."""
+    x, squares, eps = (given, None, None) if isinstance(given, mx.array) else (given.x, given.squares, given.eps)
+    inputs = [x, *matrix, *(each for each in (residual, squares, norm_weight) if each is not None)]
+    weight, scales, biases = matrix
+    key = (x.shape, weight.shape, x.dtype, how, scales.shape, biases.shape, scales.dtype, eps, norm_weight is None)
     call = _CALLS.get(key)
     if call is None:
-        if residual is not None and (gated or residual.shape != (*x.shape[:2], weight.shape[0])):
-            raise ValueError(f"a residual of {residual.shape} goes with the plain product of {x.shape}, {weight.shape}")
-        call = _CALLS[key] = _prepared(x, weight, scales, biases, group_size, bits, form)
-    return call(inputs=[x, weight, scales, biases, x if residual is None else residual])[0]
+        rows, outputs = x.shape[:2], weight.shape[0]
+        for name, array, shape in (
+            ("a residual", residual, (*rows, outputs)),
+            ("norm_weight", norm_weight, (outputs,)),
+            ("squares", squares, (*rows, squares.shape[-1]) if squares is not None else ()),
+        ):
+            if array is not None and (array.shape != shape or (how[2] == "gated" and name == "a residual")):
+                raise ValueError(f"{name} of {array.shape} goes with no {how[2]} product of {x.shape}, {weight.shape}")
+        call = _CALLS[key] = _prepared(inputs, how, eps, norm_weight is not None)
+    return call(inputs=inputs)
 
 
-def _prepared(
-    x: mx.array, weight: mx.array, scales: mx.array, biases: mx.array, group_size: int, bits: int, form: str
-) -> Call:
+def _prepared(inputs: Sequence[mx.array], how: tuple[int, int, str], eps: float | None, norms_it: bool) -> Call:
+    x, weight, scales, biases = inputs[:4]
+    group_size, bits, form = how
     if not fits(x, weight, group_size, bits):
         raise ValueError(
             f"verify_qmv does not take x {x.dtype} {x.shape} with weight {weight.dtype} {weight.shape}, "
@@ -110,14 +212,17 @@ def _prepared(
     found = backend()
     if found is None:
         raise RuntimeError("verify_qmv needs a GPU")
-    matrix = _Matrix(weight.shape[0], x.shape[2], bits, group_size, x.dtype, form)
-    kernel, launch = _plan(found, x.shape[0] * x.shape[1], matrix)
-    launch = replace(launch, shapes=[(*x.shape[:2], matrix.outputs)])
-    return kernel.prepared(launch, [x.dtype, weight.dtype, scales.dtype, biases.dtype, x.dtype])
+    matrix = _Matrix(weight.shape[0], x.shape[2], bits, group_size, x.dtype, form, eps, norms_it)
+    if (eps is not None or norms_it) and not _takes_norms(found, matrix):
+        raise ValueError(f"no text for {found} and {x.dtype} takes norms into products of {weight.shape}: ask `norms`")
+    body = _body(found, matrix)
+    launch, rows = body.launch(matrix, x.shape[0] * x.shape[1]), x.shape[:2]
+    launch = replace(launch, shapes=[(*rows, shape[-1]) for shape in launch.shapes])
+    return body.kernel(matrix).prepared(launch, [each.dtype for each in inputs])
 
 
 def verify_qmv_reference(
-    x: mx.array,
+    x: mx.array | Scaled,
     weight: mx.array,
     scales: mx.array,
     biases: mx.array,
@@ -130,11 +235,33 @@ def verify_qmv_reference(
     """The same in plain MLX: dequantised in fp32, multiplied in fp32, cast. Its bits may depend on M."""
     scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
     matrix = mx.dequantize(weight, scales, biases, group_size=group_size, bits=bits)
-    product = (x.astype(mx.float32) @ matrix.T).astype(x.dtype)
+    given = x if isinstance(x, mx.array) else x.x
+    product = given.astype(mx.float32) @ matrix.T
+    if isinstance(x, Scaled):
+        product = product * mx.rsqrt(x.squares.sum(axis=-1, keepdims=True) / given.shape[-1] + x.eps)
+    product = product.astype(given.dtype)
     if gated:
         gate, up = mx.split(product, 2, axis=-1)
         return gate * mx.sigmoid(gate) * up
     return product if residual is None else product + residual
+
+
+def verify_qmv_norm_reference(
+    x: mx.array | Scaled,
+    weight: mx.array,
+    scales: mx.array,
+    biases: mx.array,
+    *,
+    group_size: int,
+    bits: int,
+    residual: mx.array,
+    norm_weight: mx.array,
+    eps: float,
+) -> tuple[mx.array, Scaled]:
+    """The same in plain MLX; the squares in one piece."""
+    y = verify_qmv_reference(x, weight, scales, biases, group_size=group_size, bits=bits, residual=residual)
+    squares = mx.square(y.astype(mx.float32)).sum(axis=-1, keepdims=True)
+    return y, Scaled(y * norm_weight, squares, eps)
 
 
 def fits(x: mx.array, weight: mx.array, group_size: int, bits: int) -> bool:
@@ -153,10 +280,21 @@ def fits(x: mx.array, weight: mx.array, group_size: int, bits: int) -> bool:
     )
 
 
-def _plan(where: Backend, rows: int, matrix: _Matrix) -> tuple[Kernel, Launch]:
-    """The first body of a back end that serves the matrix."""
-    body = next(body for body in _BODIES[where] if body.serves(matrix))
-    return body.kernel, body.launch(matrix, rows)
+def norms(x: mx.array, weight: mx.array, group_size: int, bits: int) -> bool:
+    """Whether, for an x and a weight that fit, `verify_qmv` takes `Scaled` and `verify_qmv_norm` may be called."""
+    where = backend()
+    matrix = _Matrix(weight.shape[0], x.shape[2], bits, group_size, x.dtype)
+    return where is not None and _takes_norms(where, matrix)
+
+
+def _takes_norms(where: Backend, matrix: _Matrix) -> bool:
+    """Not in fp16: what a norm would divide may be beyond its range when it is multiplied first."""
+    return matrix.dtype == mx.bfloat16 and _body(where, matrix).norms
+
+
+def _body(where: Backend, matrix: _Matrix) -> _Body:
+    """The first of a back end that serves the matrix."""
+    return next(body for body in _BODIES[where] if body.serves(matrix))
 
 
 def _simd_launch(matrix: _Matrix, rows: int) -> Launch:
@@ -191,6 +329,7 @@ class _Pace:
     parts: int  # of a unit: pieces
     stages: int
     resident: int  # threadgroups that a multiprocessor runs at once
+    bounded: bool = False  # see Launch
 
     def shared(self, matrix: _Matrix, warps: int, unit: int) -> int:
         """Bytes of shared memory."""
@@ -198,14 +337,17 @@ class _Pace:
         words = matrix.group_size * matrix.bits // 32
         weights = 16 * self.tiles * self.teams * (piece * words + piece)
         stage = weights + self.rows * (piece * matrix.group_size // 2 + 4)
-        return max(4 * warps * self.stages * stage, 4 * warps * self.teams * 16 * self.tiles * 8)
+        sums = 16 * self.tiles * self.teams * 8
+        inverse_roots = self.rows if matrix.eps is not None else 0
+        return 4 * (max(warps * self.stages * stage, (warps + matrix.norms) * sums) + inverse_roots)
 
     def own(self, matrix: _Matrix) -> int:
-        """Outputs of a threadgroup: as many as of every other, and at most as many as there is room for."""
-        room = 16 * self.tiles * self.teams // (2 if matrix.form == "gated" else 1)
+        """Outputs of a threadgroup: as many as of every other, at most as many as there is room for, whole pieces."""
+        room = 16 * self.tiles * self.teams // (2 if matrix.form == "gated" else 1) // matrix.piece * matrix.piece
         places = _MULTIPROCESSORS * self.resident
         turns = -(-matrix.outputs // (places * room))
-        return max(-(-matrix.outputs // (places * turns)), 8)
+        even = max(-(-matrix.outputs // (places * turns)), 8)
+        return -(-even // matrix.piece) * matrix.piece
 
 
 def _unit(matrix: _Matrix) -> int:
@@ -222,9 +364,12 @@ def _mma_launch(matrix: _Matrix, rows: int) -> Launch:
     # The fewer rows, the more simdgroups share the inputs of one: all of them must keep the device busy.
     warps = 4 if matrix.rows >= 8192 else 8 if matrix.rows >= 2048 else 16
     warps = min(warps, matrix.inputs // (unit * matrix.group_size))
-    while _paces(_TILE, unit, warps)[-1].shared(matrix, warps, unit) > most_shared():
+    while _paces(_TILE, unit, warps, matrix.bits)[-1].shared(matrix, warps, unit) > most_shared():
         warps //= 2
-    pace = next(pace for pace in _paces(rows, unit, warps) if pace.shared(matrix, warps, unit) <= most_shared())
+    pieces = -(-matrix.outputs // matrix.piece)
+    pace = next(
+        pace for pace in _paces(rows, unit, warps, matrix.bits) if pace.shared(matrix, warps, unit) <= most_shared()
+    )
     return Launch(
         template={
             "T": matrix.dtype,
@@ -239,29 +384,36 @@ def _mma_launch(matrix: _Matrix, rows: int) -> Launch:
             "STAGES": pace.stages,
             "ROWS": pace.rows,
             "PLACES": _MULTIPROCESSORS * pace.resident,
+            "SCALED": int(matrix.eps is not None),
+            "EPS": matrix.eps or 0.0,
+            "NORMS": int(matrix.norms),
+            "ALIKE": matrix.piece,
         },
         threadgroups=(-(-matrix.outputs // pace.own(matrix)), -(-rows // pace.rows), 1),
         threads=32 * warps * pace.teams,
-        shapes=[(1, rows, matrix.outputs)],
-        dtypes=[matrix.dtype],
+        shapes=[(1, rows, matrix.outputs), *([(1, rows, matrix.outputs), (1, rows, pieces)] if matrix.norms else [])],
+        dtypes=[matrix.dtype, *([matrix.dtype, mx.float32] if matrix.norms else [])],
         shared=pace.shared(matrix, warps, unit),
+        bounded=pace.bounded,
     )
 
 
-def _paces(rows: int, unit: int, warps: int) -> list[_Pace]:
+def _paces(rows: int, unit: int, warps: int, bits: int) -> list[_Pace]:
     """What to try for so many rows, in order; the last needs least memory.
 
     Hangs on nothing that is not compiled in anyhow. With up to four warps a multiprocessor is filled by three
     threadgroups, or by one whose teams have one copy of x; with more by one threadgroup. Registers set the size of
-    teams: 384 threads may have 168 each, which is enough for 8 rows of x at once; 256 threads may have all there are.
+    teams: 384 threads may have 168 each, which is enough for 16 rows of x at once, and with 4 bits for 32 if the
+    compiler is told; 256 threads may have all there are.
     """
     halves = 2 if unit >= 4 else 1
     size = _whole(rows, 32)
-    shape = (1, 1) if warps > 8 else (3, 1) if warps > 4 else (3, 3) if rows <= 8 else (5, 2)
+    full = rows <= 16 or bits == 4
+    shape = (1, 1) if warps > 8 else (3, 1) if warps > 4 else (3, 3) if full else (5, 2)
     wanted = [_Pace(1, 3, 1, 1, 2, 3)] if rows == 1 and warps <= 4 else []
     if rows <= 8:
         wanted.append(_Pace(size, *shape, 1, 2, 1))
-    wanted.append(_Pace(size, *shape, halves, 2, 1))
+    wanted.append(_Pace(size, *shape, halves, 2, 1, bounded=size > 16 and shape == (3, 3)))
     smaller = [(each, tiles) for each in (16, 8) for tiles in (shape, (2, 1), (1, 1))]
     return [*wanted, *(_Pace(min(each, size), *tiles, halves, 2, 1) for each, tiles in smaller)]
 
@@ -271,13 +423,9 @@ def _whole(rows: int, most: int = _TILE) -> int:
     return next(size for size in (1, 2, 4, 8, 16, 32) if size >= min(rows, most))
 
 
-def _kernel(name: str, *parts: str) -> Kernel:
-    return Kernel(name, ("x", "weight", "scales", "biases", "residual"), ("y",), (*parts, "verify_qmv_end"))
-
-
 # Without matrix units; serves every matrix that fits.
-_SIMD = _Body(_kernel("verify_qmv_simd"), lambda matrix: True, _simd_launch)
-_MMA = _Body(_kernel("verify_qmv_mma", "mma"), _mma_serves, _mma_launch)
+_SIMD = _Body("verify_qmv_simd", (), lambda matrix: True, _simd_launch)
+_MMA = _Body("verify_qmv_mma", ("mma",), _mma_serves, _mma_launch, norms=True)
 
 # In order of preference; the last of each serves every matrix.
 _BODIES: Mapping[Backend, tuple[_Body, ...]] = {"metal": (_SIMD,), "cuda": (_MMA, _SIMD), "host": (_SIMD,)}
@@ -289,8 +437,10 @@ def _error() -> float:
     Infinite if a row's bits hang on other rows. On CUDA these are the texts of a model's depth 3, which has to compile
     them anyhow: rows of weights decide how many simdgroups share a sum, and that is compiled in. Outputs fill no tile.
     """
-    forms = {"plain": (2051, 5120, 4), "added": (2051, 5120, 4), "gated": (8198, 1280, 4), "of 8 bits": (2051, 2304, 8)}
-    errors = []
+    forms = {"plain": (2051, 5120, 4), "added": (2051, 5120, 4), "of 8 bits": (2051, 2304, 8)}
+    errors = _norm_errors()
+    if not errors:
+        forms["gated"] = 8198, 1280, 4
     for form, (rows, inputs, bits) in forms.items():
         quantised = _random_matrix(rows, inputs, bits)
         x = mx.random.normal((1, 3, inputs), mx.bfloat16, key=mx.random.key(1))
@@ -304,6 +454,34 @@ def _error() -> float:
             if not mx.array_equal(alone, found[:, -1:]).item():
                 return math.inf
     return math.nan if any(map(math.isnan, errors)) else max(errors)  # `max` can lose a NaN
+
+
+def _norm_errors() -> list[float]:
+    """Of a sum that comes out scaled, and of what the next product makes of it; as `_error`."""
+    first, then = _random_matrix(5120, 2048, 4, seed=1), _random_matrix(8198, 5120, 4, seed=2)
+    x, residual, weight = (
+        mx.random.normal(shape, mx.bfloat16, key=mx.random.key(seed))
+        for seed, shape in enumerate(((1, 3, 2048), (1, 3, 5120), (5120,)), start=3)
+    )
+    how: Any = {"group_size": 64, "bits": 4}
+    if not norms(x, first[0], **how):
+        return []
+
+    def last(scaled: Scaled) -> Scaled:
+        return Scaled(scaled.x[:, -1:] + 0, scaled.squares[:, -1:] + 0, scaled.eps)
+
+    norm: Any = {**how, "norm_weight": weight, "eps": 1e-6}
+    y, scaled = verify_qmv_norm(x, *first, residual=residual, **norm)
+    y_, scaled_ = verify_qmv_norm_reference(x, *first, residual=residual, **norm)
+    alone, one = verify_qmv_norm(x[:, -1:] + 0, *first, residual=residual[:, -1:] + 0, **norm)
+    pairs = [(y, y_), (scaled.x, scaled_.x), (scaled.squares.sum(axis=-1, keepdims=True), scaled_.squares)]
+    same = [(alone, y[:, -1:]), (one.x, last(scaled).x), (one.squares, last(scaled).squares)]
+    for gated in (True, False):
+        found = verify_qmv(scaled, *then, gated=gated, **how)
+        pairs.append((found, verify_qmv_reference(scaled, *then, gated=gated, **how)))
+        same.append((verify_qmv(last(scaled), *then, gated=gated, **how), found[:, -1:]))
+    equal = all(mx.array_equal(*pair).item() for pair in same)
+    return [relative_error(*pair) for pair in pairs] if equal else [math.inf]
 
 
 def _random_matrix(rows: int, inputs: int, bits: int, seed: int = 0) -> tuple[mx.array, mx.array, mx.array]:

@@ -13,7 +13,22 @@ from mlx_lm.models.activations import swiglu
 from ..kernels import verify_qmv
 from ..kernels.portable import backend
 
-__all__ = ["FewRowsEmbedding", "FewRowsLinear", "GatedMLP", "added", "joined", "use_few_row_kernels"]
+__all__ = [
+    "Entrance",
+    "FewRowsEmbedding",
+    "FewRowsLinear",
+    "GatedMLP",
+    "Normed",
+    "added",
+    "added_and_normed",
+    "joined",
+    "use_few_row_kernels",
+]
+
+# The norm of something: as it is, or for products that divide by the root mean square themselves.
+Normed = mx.array | verify_qmv.Scaled
+# What a block begins with: its norm, and the layer that takes the norm's output.
+Entrance = tuple[nn.RMSNorm, Any]
 
 # Rows from which a matrix is unpacked for a dense product on CUDA. On one H200, 5120 x 17408 and 4,096 rows: 1.3 ms,
 # where MLX's quantised product takes 5.2.
@@ -23,8 +38,8 @@ _DENSE = 512
 class FewRowsLinear(nn.QuantizedLinear):
     """A quantised linear layer, by `verify_qmv` for up to 64 rows."""
 
-    def __call__(self, x: mx.array) -> mx.array:
-        y = _product(self, x)
+    def __call__(self, x: Normed) -> mx.array:
+        y = _few_rows(self, x) if isinstance(x, verify_qmv.Scaled) else _product(self, x)
         return y + self["bias"] if "bias" in self else y
 
 
@@ -44,9 +59,18 @@ class GatedMLP(nn.Module):
 
     def __call__(self, x: mx.array, residual: mx.array) -> mx.array:
         """residual + mlp(x), both [B, T, H]."""
+        return added(self.down_proj, self._inner(x), residual)
+
+    def few(self, x: Normed, residual: mx.array, following: Entrance | None) -> tuple[mx.array, Normed | None]:
+        """The same and its norm, as `added_and_normed`."""
+        return added_and_normed(self.down_proj, self._inner(x), residual, following)
+
+    def _inner(self, x: Normed) -> mx.array:
         layer = self.gate_up_proj
-        inner = _few_rows(layer, x, gated=True) if _fits(layer, x) else swiglu(*mx.split(layer(x), 2, axis=-1))
-        return added(self.down_proj, inner, residual)
+        if isinstance(x, verify_qmv.Scaled) or _fits(layer, x):
+            return _few_rows(layer, x, gated=True)
+        out: mx.array = swiglu(*mx.split(layer(x), 2, axis=-1))
+        return out
 
 
 def added(layer: Any, x: mx.array, residual: mx.array) -> mx.array:
@@ -55,6 +79,20 @@ def added(layer: Any, x: mx.array, residual: mx.array) -> mx.array:
         return _few_rows(layer, x, residual=residual)
     out: mx.array = residual + layer(x)
     return out
+
+
+def added_and_normed(
+    layer: Any, x: mx.array, residual: mx.array, following: Entrance | None
+) -> tuple[mx.array, Normed | None]:
+    """residual + layer(x), and the norm of that for what follows, if anything does."""
+    if following is None:
+        return added(layer, x, residual), None
+    norm, then = following
+    if _norms(layer, x) and _norms(then, residual) and norm.weight.dtype == x.dtype:
+        to: Any = {"residual": residual, "norm_weight": norm.weight, "eps": norm.eps}
+        return verify_qmv.verify_qmv_norm(x, **_matrix(layer), **to)
+    out = added(layer, x, residual)
+    return out, norm(out)
 
 
 def joined(layers: Sequence[Any]) -> FewRowsLinear | None:
@@ -109,9 +147,24 @@ def _fits(layer: Any, x: mx.array) -> bool:
     return layer["scales"].dtype == x.dtype and verify_qmv.fits(x, layer["weight"], layer.group_size, layer.bits)
 
 
-def _few_rows(layer: Any, x: mx.array, **form: Any) -> mx.array:
-    arrays = layer["weight"], layer["scales"], layer["biases"]
-    return verify_qmv.verify_qmv(x, *arrays, group_size=layer.group_size, bits=layer.bits, **form)
+def _norms(layer: Any, x: mx.array) -> bool:
+    """Whether a product of x with this layer may take a norm's division, and find squares."""
+    return (
+        isinstance(layer, FewRowsLinear)
+        and "bias" not in layer
+        and _fits(layer, x)
+        and verify_qmv.norms(x, layer["weight"], layer.group_size, layer.bits)
+    )
+
+
+def _few_rows(layer: Any, x: Normed, **form: Any) -> mx.array:
+    return verify_qmv.verify_qmv(x, **_matrix(layer), **form)
+
+
+def _matrix(layer: Any) -> dict[str, Any]:
+    """What a product takes of a layer."""
+    arrays = {name: layer[name] for name in ("weight", "scales", "biases")}
+    return {**arrays, "group_size": layer.group_size, "bits": layer.bits}
 
 
 def _product(layer: Any, x: mx.array) -> mx.array:

@@ -80,13 +80,14 @@ class FewTokens:
         if shift is not None:
             starts = starts + shift
         counts = states[0].counts if states else starts
-        held = [(s.inputs, s.base, *((s.tape.decay, s.tape.keys, s.tape.deltas) if s.tape else ())) for s in states]
+        held = [state.arrays() for state in states]
         out, left = self._run(list(inputs), counts, starts, held, places, tokens)
         if not states:  # nobody may ever want what a head puts out, but what it wrote: that comes with the buffers
             for rows, written in zip(buffers, places, strict=True):
                 for row, pair in zip(rows, written, strict=True):
                     row.keys, row.values = mx.depends(list(pair), [out])
-        return out, [CapturedLayer(window, [memory], first=1, tape=Tape(*tape)) for window, memory, *tape in left]
+        sizes = states[0].base.shape[1:] if states else ()
+        return out, [CapturedLayer(window, [memory], first=1, tape=Tape(tape, sizes)) for window, memory, tape in left]
 
     def _forward(
         self,
@@ -101,18 +102,19 @@ class FewTokens:
         rows = starts.shape[0]
         counts, starts = moved(counts)[:rows], moved(starts)
         ends = starts + tokens
-        begins, stops = ([each[row : row + 1] for row in range(rows)] for each in (starts, ends))
         states, buffers = iter(held), iter(places)
         left: list[tuple[mx.array, ...]] = []
-        for layer in self._layers:
+        normed = self._layers[0].input_layernorm(x)
+        for layer, then in zip(self._layers, [*self._layers[1:], None], strict=True):
+            following = None if then is None else then.entrance
             if "linear_attn" in layer:
                 window, memory, *tape = next(states)
-                state = RecurrentState(window, memory, Tape(*tape) if tape else None)
-                x, kept = layer.recur_few(x, state, counts)
+                state = RecurrentState(window, memory, Tape(tape[0], memory.shape[1:]) if tape else None)
+                x, normed, kept = layer.recur_few(x, normed, state, counts, following)
                 assert kept.tape is not None
-                left.append((kept.window, kept.memories[0], kept.tape.decay, kept.tape.keys, kept.tape.deltas))
+                left.append((kept.window, kept.memories[0], kept.tape.array))
             else:
-                x = layer.attend_few(x, next(buffers), begins, stops)
+                x, normed = layer.attend_few(x, normed, next(buffers), starts, ends, following)
         return self._after(x), left
 
 

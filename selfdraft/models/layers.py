@@ -23,7 +23,7 @@ from ..kernels.causal_conv import causal_conv
 from ..kernels.gated_delta import gated_delta_prefill, gated_delta_steps
 from ..kernels.gated_delta_tape import Tape
 from ..state import CapturedLayer, KeyValues, RecurrentState, attend
-from .few_rows import added, joined
+from .few_rows import Entrance, Normed, added, added_and_normed, joined
 
 __all__ = ["AttentionArgs", "DeltaArgs", "GatedAttention", "GatedDeltaNet"]
 
@@ -87,41 +87,38 @@ class GatedAttention(nn.Module):
         width = 2 * (self.args.heads + self.args.kv_heads) * self.args.head_dim
         projected = mx.zeros((rows, tokens, width), dtype=dtype)
         checked = "qkv_proj" in self and inputs.CHECK.passed and few_queries.CHECK.passed
-        return checked and inputs.fits(projected[:1], **self._sizes)
+        return checked and inputs.fits(projected, **self._sizes)
 
     def few(
         self,
-        x: mx.array,
+        x: Normed,
         buffers: Sequence[tuple[mx.array, mx.array]],
-        starts: Sequence[mx.array],
-        ends: Sequence[mx.array],
+        starts: mx.array,
+        ends: mx.array,
         residual: mx.array,
-    ) -> mx.array:
+        following: Entrance,
+    ) -> tuple[mx.array, Normed | None]:
         """The same for few tokens, in kernels that write new keys and values straight into the rows' buffers.
 
         Args:
-            buffers: keys and values of each row, nobody else's. starts, ends: int32 [1] of each row, on the device.
+            buffers: keys and values of each row, nobody else's. starts, ends: int32 [B], on the device.
+            following: of what the output's norm is for.
         """
-        projected = self.qkv_proj(x)
-        args, outputs = self.args, []
-        for i, ((keys, values), start, end) in enumerate(zip(buffers, starts, ends, strict=True)):
-            mine = projected if len(buffers) == 1 else projected[i : i + 1]
-            q = inputs.attention_inputs(
-                mine,
-                self.q_norm.weight,
-                self.k_norm.weight,
-                self._frequencies,
-                keys,
-                values,
-                start,
-                heads=args.heads,
-                kv_heads=args.kv_heads,
-                size=args.head_dim,
-                eps=args.norm_eps,
-            )
-            attention = few_queries.few_query_attention(q, keys, values, end, scale=args.head_dim**-0.5, gate=mine)
-            outputs.append(attention)
-        return added(self.o_proj, outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), residual)
+        args, projected = self.args, self.qkv_proj(x)
+        keys, values = [pair[0] for pair in buffers], [pair[1] for pair in buffers]
+        q = inputs.attention_inputs(
+            projected,
+            self.q_norm.weight,
+            self.k_norm.weight,
+            self._frequencies,
+            keys,
+            values,
+            starts,
+            **self._sizes,
+            eps=args.norm_eps,
+        )
+        out = few_queries.few_query_attention(q, keys, values, ends, scale=args.head_dim**-0.5, gate=projected)
+        return added_and_normed(self.o_proj, out, residual, following)
 
     def __call__(self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int], residual: mx.array) -> mx.array:
         """residual + attention of x, both [B, T, H]; row i's tokens sit at positions offsets[i], offsets[i] + 1, ..."""
@@ -200,9 +197,10 @@ class GatedDeltaNet(nn.Module):
         return checked and mixers.fits(projected, self.conv1d.weight, tape, **self._sizes)
 
     def few(
-        self, x: mx.array, state: RecurrentState, counts: mx.array, residual: mx.array
-    ) -> tuple[mx.array, CapturedLayer]:
-        """The same for few tokens, in a kernel that first commits what `counts` (int32 [B]) accepts of the tape."""
+        self, x: Normed, state: RecurrentState, counts: mx.array, residual: mx.array, following: Entrance
+    ) -> tuple[mx.array, Normed | None, CapturedLayer]:
+        """The same for few tokens, and its norm for what follows, in a kernel that first commits what `counts` (int32
+        [B]) accepts of the tape."""
         out, window, memory, tape = mixers.gated_delta_mixer(
             self.in_proj(x),
             state.inputs,
@@ -216,7 +214,8 @@ class GatedDeltaNet(nn.Module):
             **self._sizes,
             eps=self.args.norm_eps,
         )
-        return added(self.out_proj, out, residual), CapturedLayer(window, [memory], first=1, tape=tape)
+        captured = CapturedLayer(window, [memory], first=1, tape=tape)
+        return *added_and_normed(self.out_proj, out, residual, following), captured
 
     def __call__(
         self, x: mx.array, state: RecurrentState, keep_steps: bool, residual: mx.array

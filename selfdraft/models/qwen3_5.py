@@ -21,7 +21,7 @@ from ..errors import CheckpointError
 from ..state import Captured, CapturedLayer, KeyValues, RecurrentState, RowState, StateShape, capacity, stacked
 from .base import Architecture, register
 from .draft_projection import DraftProjection
-from .few_rows import GatedMLP, joined
+from .few_rows import Entrance, GatedMLP, Normed, joined
 from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
 
@@ -155,20 +155,49 @@ class DecoderLayer(nn.Module):
         mixed, captured = self.linear_attn(self.input_layernorm(x), state, keep_steps, x)
         return self._finish(mixed), captured
 
+    @property
+    def entrance(self) -> Entrance:
+        """Where few tokens come in."""
+        return self.input_layernorm, self.linear_attn.in_proj if "linear_attn" in self else self.self_attn.qkv_proj
+
     def attend_few(
         self,
         x: mx.array,
+        normed: Normed,
         buffers: Sequence[tuple[mx.array, mx.array]],
-        starts: Sequence[mx.array],
-        ends: Sequence[mx.array],
-    ) -> mx.array:
-        """A full-attention layer of few tokens, see `GatedAttention.few`."""
-        return self._finish(self.self_attn.few(self.input_layernorm(x), buffers, starts, ends, x))
+        starts: mx.array,
+        ends: mx.array,
+        following: Entrance | None,
+    ) -> tuple[mx.array, Normed | None]:
+        """A full-attention layer of few tokens, see `GatedAttention.few`.
 
-    def recur_few(self, x: mx.array, state: RecurrentState, counts: mx.array) -> tuple[mx.array, CapturedLayer]:
-        """A GatedDeltaNet layer of few tokens, see `GatedDeltaNet.few`."""
-        mixed, captured = self.linear_attn.few(self.input_layernorm(x), state, counts, x)
-        return self._finish(mixed), captured
+        Args:
+            normed: x behind the layer's norm. following: of the layer that follows.
+
+        Returns:
+            The output, and that behind the norm that follows.
+        """
+        return self._finish_few(*self.self_attn.few(normed, buffers, starts, ends, x, self._middle), following)
+
+    def recur_few(
+        self, x: mx.array, normed: Normed, state: RecurrentState, counts: mx.array, following: Entrance | None
+    ) -> tuple[mx.array, Normed | None, CapturedLayer]:
+        """A GatedDeltaNet layer of few tokens, see `GatedDeltaNet.few`; the rest as of `attend_few`."""
+        mixed, inner, captured = self.linear_attn.few(normed, state, counts, x, self._middle)
+        return *self._finish_few(mixed, inner, following), captured
+
+    @property
+    def _middle(self) -> Entrance:
+        return self.post_attention_layernorm, self.mlp.gate_up_proj if isinstance(self.mlp, GatedMLP) else None
+
+    def _finish_few(
+        self, x: mx.array, normed: Normed | None, following: Entrance | None
+    ) -> tuple[mx.array, Normed | None]:
+        assert normed is not None
+        if isinstance(self.mlp, GatedMLP):
+            return self.mlp.few(normed, x, following)
+        out: mx.array = x + self.mlp(normed)
+        return out, following[0](out) if following else None
 
     def _finish(self, x: mx.array) -> mx.array:
         normed = self.post_attention_layernorm(x)

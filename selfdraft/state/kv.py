@@ -122,8 +122,8 @@ def attend(
 ) -> mx.array:
     """Causal attention in which every row sees its own past only.
 
-    Each row is attended alone, over exactly its own length: nothing is padded, and a row's arithmetic does not
-    depend on which rows are beside it.
+    Each row is attended over exactly its own length: nothing is padded, and a row's arithmetic does not depend on which
+    rows are beside it.
 
     Args:
         rows: one buffer a row; new keys and values are written at `offsets`.
@@ -132,16 +132,15 @@ def attend(
     Returns:
         [B, query heads, T, head_dim].
     """
+    places = list(zip(rows, offsets, strict=True))
+    seen = [row.write(offset, k[i : i + 1], v[i : i + 1]) for i, (row, offset) in enumerate(places)]
+    if few_queries.CHECK.passed and few_queries.fits(q, [keys for keys, _ in seen]):
+        keys = [row.keys for row in rows if row.keys is not None]  # all of them: each was written
+        values = [row.values for row in rows if row.values is not None]
+        ends = numbers(tuple(offset + q.shape[2] for offset in offsets))
+        return few_queries.few_query_attention(q, keys, values, ends, scale=scale)
     mask = "causal" if q.shape[2] > 1 else None
-    outputs = []
-    for i, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
-        queries = q[i : i + 1]
-        keys, values = row.write(offset, k[i : i + 1], v[i : i + 1])
-        if few_queries.CHECK.passed and few_queries.fits(queries, keys):
-            assert row.keys is not None
-            assert row.values is not None
-            end = numbers((offset + q.shape[2],))
-            outputs.append(few_queries.few_query_attention(queries, row.keys, row.values, end, scale=scale))
-        else:
-            outputs.append(mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask))
+    outputs = [
+        mx.fast.scaled_dot_product_attention(q[i : i + 1], *pair, scale=scale, mask=mask) for i, pair in enumerate(seen)
+    ]
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)

@@ -67,6 +67,10 @@ class RecurrentState:
         tape = self.tape.row(row) if self.tape else None
         return RecurrentState(self.inputs[only], self.base[only], tape, self.accepted[only])
 
+    def arrays(self) -> tuple[mx.array, ...]:
+        """`inputs`, `base` and, if there is a tape, its array."""
+        return (self.inputs, self.base, self.tape.array) if self.tape else (self.inputs, self.base)
+
     @property
     def window(self) -> mx.array:
         """The conv window behind the accepted steps, [B, k-1, C]."""
@@ -145,7 +149,7 @@ class RowState:
     def arrays(self) -> list[mx.array]:
         """Every array held, for evaluation; of a batch, those of the rows beside it, too."""
         buffers = [x for layer in (*self.attention, *self.head) for x in (layer.keys, layer.values) if x is not None]
-        return buffers + [x for layer in self._held for x in (layer.inputs, layer.base, *_arrays(layer.tape))]
+        return buffers + [x for layer in self._held for x in layer.arrays()]
 
 
 def stacked(rows: Sequence[RowState]) -> list[RecurrentState]:
@@ -172,7 +176,3 @@ def _batch(states: Sequence[RecurrentState]) -> RecurrentState:
     return RecurrentState(
         mx.concatenate(inputs), mx.concatenate([state.base for state in states]), tapes.joined(held), counts
     )
-
-
-def _arrays(tape: Tape | None) -> list[mx.array]:
-    return [tape.decay, tape.keys, tape.deltas] if tape else []

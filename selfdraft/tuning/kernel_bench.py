@@ -89,7 +89,7 @@ def _attention() -> Iterator[Row]:
             pairs: Any = list(zip(kv[::2], kv[1::2], strict=True))
 
             def ours(q: mx.array = q, pairs: Any = pairs, end: mx.array = end) -> list[mx.array]:
-                return [few_query_attention.few_query_attention(q, k, v, end, scale=1 / 16) for k, v in pairs]
+                return [few_query_attention.few_query_attention(q, [k], [v], end, scale=1 / 16) for k, v in pairs]
 
             def stock(q: mx.array = q, pairs: Any = pairs, mask: Any = mask) -> list[mx.array]:
                 return [mx.fast.scaled_dot_product_attention(q, k, v, scale=1 / 16, mask=mask) for k, v in pairs]

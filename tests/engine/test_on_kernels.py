@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from selfdraft.engine import Engine, Request
 from selfdraft.kernels import attention_inputs, few_query_attention, gated_delta_mixer, gated_delta_tape, verify_qmv
 from selfdraft.kernels.portable import Kernel, Launch
+from selfdraft.kernels.self_check import relative_error
 from selfdraft.models.few_rows import FewRowsLinear, use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
 from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
@@ -54,6 +56,16 @@ def model_of(bits: int | None) -> Qwen35:
     return nano_model(5, bits=bits, **FOR_KERNELS)
 
 
+@pytest.fixture
+def tensor_cores(kernels: Count, monkeypatch: pytest.MonkeyPatch) -> Qwen35:
+    """A model whose products run on emulated ones, and divide by the root mean squares of its norms themselves."""
+    monkeypatch.setattr(verify_qmv, "_BODIES", {"host": (verify_qmv._MMA, verify_qmv._SIMD)})
+    wide = {"hidden_size": 128, "intermediate_size": 128, "linear_value_head_dim": 64}
+    model = nano_model(5, bits=4, dtype=mx.bfloat16, **{**FOR_KERNELS, **wide})
+    use_few_row_kernels(model)
+    return model
+
+
 def decode(model: Qwen35, depths: Sequence[int], tokens: int = 6) -> list[list[int]]:
     engine = Engine(model)
     rows = [
@@ -78,6 +90,32 @@ def test_text_is_the_same_at_every_depth_and_beside_others(kernels: Count) -> No
     }
     assert decode(model, [3]) == [plain]
     assert decode(model, [3, 0])[0] == plain
+
+
+def test_text_is_the_same_where_norms_are_parts_of_products(tensor_cores: Qwen35, kernels: Count) -> None:
+    ((plain),) = decode(tensor_cores, [0])
+    assert "verify_qmv_mma" in kernels.runs
+    assert decode(tensor_cores, [3]) == [plain]
+    assert decode(tensor_cores, [3, 0])[0] == plain
+
+
+def test_norms_that_are_parts_of_products_leave_the_law_as_it_is(
+    tensor_cores: Qwen35, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for roundings to bf16, some tens in a row."""
+    norms: list[nn.RMSNorm] = []
+
+    def counted(norm: nn.RMSNorm, x: mx.array) -> mx.array:
+        norms.append(norm)
+        return mx.fast.rms_norm(x, norm.weight, norm.eps)
+
+    monkeypatch.setattr(nn.RMSNorm, "__call__", counted)
+    inside = logits(tensor_cores, None)
+    few = len(norms)
+    monkeypatch.setattr(verify_qmv, "norms", lambda *_: False)
+    outside = logits(tensor_cores, None)
+    assert len(norms) - few > few
+    assert relative_error(inside, outside) < 2.0**-5
 
 
 def test_the_law_is_that_of_plain_mlx(kernels: Count, monkeypatch: pytest.MonkeyPatch) -> None:

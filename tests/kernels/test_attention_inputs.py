@@ -1,9 +1,12 @@
 """Guards what goes into attention from a fused projection: its values against plain MLX and against fp64, that keys and
-values are written where they belong and nowhere else, and that a token's bits do not depend on the others."""
+values are written where they belong and nowhere else, and that a token's bits do not depend on the others, nor on rows.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -21,7 +24,7 @@ Found = tuple[mx.array, mx.array, mx.array]
 
 @dataclass
 class Case:
-    """A projection, and a KV that holds other numbers."""
+    """A projection, and a KV of all rows that holds other numbers."""
 
     projected: mx.array
     norms: list[mx.array]
@@ -30,6 +33,7 @@ class Case:
     values: mx.array
     starts: list[int]
     heads: int
+    capacities: Sequence[int] = ()  # of each row's buffers, where they are not all that there is
 
     @property
     def size(self) -> int:
@@ -40,24 +44,43 @@ class Case:
         return self.keys.shape[1]
 
     @property
-    def given(self) -> list[mx.array]:
-        starts = mx.array(self.starts, mx.int32)
-        return [self.projected, *self.norms, self.frequencies, mx.array(self.keys), mx.array(self.values), starts]
+    def given(self) -> list[Any]:
+        ends = self.capacities or [self.keys.shape[2]] * self.keys.shape[0]
+        keys, values = (
+            [mx.array(x[row : row + 1, :, :end]) for row, end in enumerate(ends)] for x in (self.keys, self.values)
+        )
+        return [self.projected, *self.norms, self.frequencies, keys, values, mx.array(self.starts, mx.int32)]
+
+    def of_rows(self, rows: slice) -> Case:
+        return replace(
+            self,
+            projected=self.projected[rows],
+            keys=self.keys[rows],
+            values=self.values[rows],
+            starts=self.starts[rows],
+            capacities=self.capacities[rows],
+        )
 
     def run(self) -> Found:
+        """With keys and values of all rows in one array each, where their capacities are one."""
+        q, keys, values = self.run_rows()
+        return q, mx.concatenate(keys), mx.concatenate(values)
+
+    def run_rows(self) -> tuple[mx.array, list[mx.array], list[mx.array]]:
         given = self.given
         q = on_host(*given, heads=self.heads, kv_heads=self.kv_heads, size=self.size, eps=EPS)
         return q, given[4], given[5]
 
     def reference(self) -> Found:
-        return attention_inputs_reference(
+        q, keys, values = attention_inputs_reference(
             *self.given, heads=self.heads, kv_heads=self.kv_heads, size=self.size, eps=EPS
         )
+        return q, mx.concatenate(keys), mx.concatenate(values)
 
     def exact(self) -> list[np.ndarray]:
         """In fp64, a head at a time, not rounded."""
         projected, q_norm, k_norm, frequencies, keys, values = (
-            np.array(x.astype(mx.float32), np.float64) for x in self.given[:6]
+            np.array(x.astype(mx.float32), np.float64) for x in (*self.given[:4], self.keys, self.values)
         )
         rows, tokens, _ = projected.shape
         q, size, half = np.zeros((rows, self.heads, tokens, self.size)), self.size, len(frequencies)
@@ -100,7 +123,7 @@ def case(
     return Case(projected, norms, frequencies, keys, values, starts, heads)
 
 
-def on_host(*given: mx.array, heads: int, kv_heads: int, size: int, eps: float) -> mx.array:
+def on_host(*given: Any, heads: int, kv_heads: int, size: int, eps: float) -> mx.array:
     with pytest.MonkeyPatch.context() as patch:
         kernels_on_host(patch)
         return attention_inputs(*given, heads=heads, kv_heads=kv_heads, size=size, eps=eps)
@@ -179,15 +202,42 @@ def test_bits_do_not_depend_on_the_other_tokens() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("most", [1, 4, 8, 9])
+def test_rows_have_buffers_of_their_own(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of unlike capacities; and their bits depend on no other row, nor on how many a launch takes: nine are one launch,
+    two or three, or one each."""
+    starts = [0, 7, 48, 46, 30, 2, 11, 49, 5]
+    given = replace(case(starts, 64, tokens=2, half=8), capacities=[50, 9, 49, 50, 33, 4, 50, 50, 6])
+    alone = [given.of_rows(slice(row, row + 1)).run_rows() for row in range(9)]
+    monkeypatch.setattr(portable, "most_rows", lambda: most)
+    q, keys, values = given.run_rows()
+    for row, (own_q, own_keys, own_values) in enumerate(alone):
+        assert same_bits(q[row : row + 1] + 0, own_q), f"row {row}"
+        assert same_bits(keys[row], own_keys[0]), f"row {row}"
+        assert same_bits(values[row], own_values[0]), f"row {row}"
+        changed = np.array(mx.any(keys[row] != given.keys[row : row + 1, :, : given.capacities[row]], axis=(0, 1, 3)))
+        places = range(starts[row], min(starts[row] + 2, given.capacities[row]))
+        assert np.flatnonzero(changed).tolist() == list(places)
+    some = given.of_rows(slice(2, 5)).run_rows()
+    assert same_bits(some[0], q[2:5] + 0)
+
+
+@needs_compiler
 def test_the_self_check_passes_here_and_tells_a_position_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "attention_inputs", on_host)
     assert subject._error() <= CHECK.most
 
-    def off(*given: mx.array, heads: int, kv_heads: int, size: int, eps: float) -> mx.array:
+    def off(*given: Any, heads: int, kv_heads: int, size: int, eps: float) -> mx.array:
         return on_host(*given[:-1], given[-1] + 1, heads=heads, kv_heads=kv_heads, size=size, eps=eps)
 
     monkeypatch.setattr(subject, "attention_inputs", off)
     assert subject._error() > 8 * CHECK.most
+
+    def of_two(*given: Any, **sizes: Any) -> mx.array:
+        return on_host(*given, **sizes) * (1 + 2.0**-7 * (given[0].shape[0] > 1))
+
+    monkeypatch.setattr(subject, "attention_inputs", of_two)
+    assert subject._error() == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +263,19 @@ def test_arguments_that_do_not_go_together(wrong: str) -> None:
         given.run()
     with pytest.raises(ValueError, match="does not take"):
         replace(CASES["fp32"], starts=[0]).run()
+
+
+@pytest.mark.parametrize("places", [(4,), (5,), (4, 5)], ids=["keys", "values", "both"])
+def test_every_row_s_buffers_are_looked_at(places: tuple[int, ...]) -> None:
+    """Capacities alone may differ between rows, and between the keys and the values of one they may not."""
+    first, other = CASES["fp32"].keys[:1], CASES["fp32"].keys[1:]
+    wrong = [first], [first, other[..., :32]], [first, other.astype(mx.float16)], [first, mx.concatenate([other] * 2)]
+    for arrays in wrong if len(places) == 2 else (*wrong, [first, other[:, :, :49]]):
+        given = CASES["fp32"].given
+        for place in places:
+            given[place] = arrays
+        with pytest.raises(ValueError, match="does not take"):
+            on_host(*given, heads=3, kv_heads=1, size=64, eps=EPS)
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

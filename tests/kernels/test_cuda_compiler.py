@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import struct
 import subprocess
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.kernels import cuda_compiler as subject
-from selfdraft.kernels import portable
+from selfdraft.kernels import portable, verify_qmv
 from selfdraft.kernels.cuda_compiler import Signature, compile_ahead, cubin, mlx_source, module_name
 from tests.support.cuda_texts import record_texts, run_model, run_others
 from tests.support.host_kernels import needs_compiler
@@ -66,7 +67,10 @@ def test_every_text_of_a_model_compiles(monkeypatch: pytest.MonkeyPatch) -> None
     for tokens in (1, 4):
         run_model(tokens, 4)
     run_others()
-    texts = {(kernel, *kernel.text("cuda", launch.template), *dtypes): launch for kernel, launch, dtypes in recorded}
+    texts = {
+        (kernel, *kernel.text("cuda", launch.template, launch.bound), *dtypes): launch
+        for kernel, launch, dtypes in recorded
+    }
     assert {kernel.name for kernel, *_ in texts} >= {"verify_qmv_mma", "rank_threshold", "gated_delta_tape"}
     for (kernel, header, body, *dtypes), launch in texts.items():
         arrays = zip(kernel.inputs, dtypes, strict=True), zip(kernel.outputs, launch.dtypes, strict=True)
@@ -74,6 +78,57 @@ def test_every_text_of_a_model_compiles(monkeypatch: pytest.MonkeyPatch) -> None
         code, symbol = cubin(signature, mlx_source(signature, header, body), "sm_80")
         assert code.startswith(b"\x7fELF")
         assert symbol.encode() in code
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_a_multiprocessor_has_registers_for_a_threadgroup(bits: int, dtype: mx.Dtype) -> None:
+    """Of the largest products: else they could not be launched. Left alone, the compiler takes 174 a thread for 32 rows
+    in fp16, of which 384 threads have 168."""
+    for rows in (16, 32):
+        matrix = verify_qmv._Matrix(14336, 5120, bits, 64, dtype)
+        launch, kernel = verify_qmv._mma_launch(matrix, rows), verify_qmv._MMA.kernel(matrix)
+        arrays = (
+            zip(kernel.inputs, (dtype, mx.uint32, dtype, dtype), strict=True),
+            zip(kernel.outputs, [dtype], strict=True),
+        )
+        signature = Signature(kernel.name, *map(tuple, arrays))
+        header, body = kernel.text("cuda", launch.template, launch.bound)
+        code, _ = cubin(signature, mlx_source(signature, header, body), "sm_90")
+        registers = of_code(code, REGISTERS)
+        assert 24 <= registers <= 255
+        assert (registers + 7) // 8 * 8 * launch.threads <= 65536
+        assert of_code(code, STACK) == 0
+
+
+REGISTERS, STACK = 0x2F, 0x11  # EIATTR_REGCOUNT, EIATTR_FRAME_SIZE: attributes of .nv.info
+
+
+def of_code(code: bytes, attribute: int) -> int:
+    """Of a kernel in ELF. An attribute is: form, number, then with form 4 a size in bytes and here (symbol, value)."""
+    sections, size, count, names = *struct.unpack_from("<Q", code, 0x28), *struct.unpack_from("<HHH", code, 0x3A)
+    heads = [struct.unpack_from("<IIQQQQ", code, sections + size * index) for index in range(count)]
+    (at, end) = next(
+        (head[4], head[4] + head[5]) for head in heads if code[heads[names][4] + head[0] :].startswith(b".nv.info\0")
+    )
+    while at < end:
+        form, number, length = struct.unpack_from("<BBH", code, at)
+        if (form, number) == (4, attribute):
+            return int(struct.unpack_from("<II", code, at + 4)[1])
+        at += 4 + (length if form == 4 else 0)
+    raise AssertionError(f"there is no attribute {attribute}")
+
+
+def test_a_bound_stands_behind_everything_but_the_signature() -> None:
+    """And a kernel without one has none: told how many threads there are, the compiler takes fewer registers."""
+    kernel, template = verify_qmv._MMA.kernel(verify_qmv._Matrix(64, 256, 4, 64, mx.bfloat16)), {"T": mx.bfloat16}
+    free, _ = kernel.text("cuda", template)
+    bound, _ = kernel.text("cuda", template, 384)
+    assert bound.startswith(free)
+    assert bound.endswith("\n#define __global__ __attribute__((global)) __launch_bounds__(384)\n")
+    assert "launch_bounds" not in free
+    assert kernel.text("metal", template, 384) == kernel.text("metal", template)
 
 
 @needs_nvrtc

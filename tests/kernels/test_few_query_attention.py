@@ -2,12 +2,15 @@
 and that what lies behind a row's length never shows.
 
 The second is what bit parity of verify passes with one-token passes rests on. The text that GPUs run is run on the
-host, with splits of 64 keys and more: emulated threads are slow.
+host, with splits of 64 keys and more: emulated threads are slow. Rows have buffers of their own throughout.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from selfdraft.kernels import attention_inputs, portable
 from selfdraft.kernels import few_query_attention as subject
 from selfdraft.kernels.few_query_attention import (
     CHECK,
@@ -22,6 +26,7 @@ from selfdraft.kernels.few_query_attention import (
     few_query_attention_reference,
     fits,
 )
+from tests.support.cuda_texts import record_texts
 from tests.support.host_kernels import kernels_on_host, needs_compiler
 
 # Of the largest result: a rounding to 16 bits is half of this. In fp32 it is scores that err: terms of one reach 40.
@@ -43,7 +48,7 @@ def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Case:
-    """Queries, and a KV that is NaN behind the lengths."""
+    """Queries, and a KV of all rows that is NaN behind the lengths."""
 
     q: mx.array
     keys: mx.array
@@ -59,21 +64,21 @@ class Case:
         rows: slice = slice(None),
         *,
         token: int | None = None,
-        capacity: int | None = None,
+        capacities: Sequence[int] = (),
         gate: mx.array | None = None,
     ) -> mx.array:
-        """The kernels' result for some of the rows; for one of the tokens; in a KV of another capacity; with a gate."""
+        """The kernels' result for some of the rows; for one of the tokens; in buffers of other capacities, which are
+        gone through again and again; with a gate."""
         q, lengths = self.q[rows], mx.array(self.lengths[rows], mx.int32)
         if token is not None:
             lengths = lengths - (q.shape[2] - 1 - token)
             q = q[:, :, token : token + 1]
-        keys, values = (resized(x[rows], capacity or x.shape[2]) for x in (self.keys, self.values))
+        keys, values = (buffers(x[rows], capacities or x.shape[2:3]) for x in (self.keys, self.values))
         return on_host(q, keys, values, lengths, scale=self.scale, gate=gate)
 
     def reference(self) -> mx.array:
-        return few_query_attention_reference(
-            self.q, self.keys, self.values, mx.array(self.lengths, mx.int32), scale=self.scale
-        )
+        keys, values = (buffers(x, x.shape[2:3]) for x in (self.keys, self.values))
+        return few_query_attention_reference(self.q, keys, values, mx.array(self.lengths, mx.int32), scale=self.scale)
 
     def exact(self) -> np.ndarray:
         """In fp64, a query at a time."""
@@ -111,13 +116,23 @@ def case(
     return Case(arrays[0], arrays[1], arrays[2], lengths)
 
 
-def resized(x: mx.array, capacity: int) -> mx.array:
-    more = mx.full((*x.shape[:2], max(capacity - x.shape[2], 0), x.shape[3]), mx.nan, x.dtype)
-    return mx.concatenate([x, more], axis=2)[:, :, :capacity]
+def buffers(x: mx.array, capacities: Sequence[int]) -> list[mx.array]:
+    """One a row."""
+    found = []
+    for row, capacity in zip(range(x.shape[0]), itertools.cycle(capacities), strict=False):
+        more = mx.full((1, x.shape[1], max(capacity - x.shape[2], 0), x.shape[3]), mx.nan, x.dtype)
+        found.append(mx.concatenate([x[row : row + 1], more], axis=2)[:, :, :capacity])
+    return found
 
 
 def on_host(
-    q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, *, scale: float, gate: mx.array | None = None
+    q: mx.array,
+    keys: Sequence[mx.array],
+    values: Sequence[mx.array],
+    lengths: mx.array,
+    *,
+    scale: float,
+    gate: mx.array | None = None,
 ) -> mx.array:
     with pytest.MonkeyPatch.context() as patch:
         kernels_on_host(patch)
@@ -179,20 +194,79 @@ def test_bits_do_not_depend_on_the_other_tokens(given: Case) -> None:
         assert same_bits(together[:, :, token : token + 1], given.run(token=token)), f"token {token}"
 
 
+NINE = [SPLIT + 3, 9, SPLIT, 1, SPLIT + 30, 0, 2, SPLIT + 1, SPLIT - 1]
+
+
 @needs_compiler
-def test_bits_do_not_depend_on_the_other_rows() -> None:
-    given = case([SPLIT + 3, 9, SPLIT], 64, tokens=4, group=3)
-    together = given.run()
-    for row in range(3):
-        assert same_bits(together[row : row + 1], given.run(slice(row, row + 1))), f"row {row}"
+@pytest.mark.parametrize("most", [1, 4, 8, 9])
+@pytest.mark.parametrize("bodies", [(SIMD,), (MMA, SIMD)], ids=["simd", "tensor cores"])
+def test_bits_do_not_depend_on_the_other_rows(
+    bodies: tuple[Any, ...], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither on how many there are and what they are, nor on their buffers' capacities, nor on how many rows a launch
+    takes: nine are one launch, two or three, or one each."""
+    monkeypatch.setattr(subject, "_BODIES", {"host": bodies})
+    given = case(NINE, 64, tokens=2, kv_heads=2, group=3, dtype=mx.bfloat16)
+    gate = mx.random.normal((9, 2, 2 * 6 * 64), mx.bfloat16, key=mx.random.key(0))
+    alone = [given.run(slice(row, row + 1), gate=gate[row : row + 1]) for row in range(9)]
+    monkeypatch.setattr(portable, "most_rows", lambda: most)
+    capacities = SPLIT + 30, 4 * SPLIT + 1, SPLIT + 31, 2 * SPLIT
+    together = given.run(capacities=capacities, gate=gate)
+    assert together.shape == (9, 2, 6 * 64)
+    for row in range(9):
+        assert same_bits(together[row : row + 1], alone[row]), f"row {row}"
+    some = slice(2, 5)
+    assert same_bits(given.run(some, capacities=capacities, gate=gate[some]), mx.concatenate(alone[some]))
 
 
 @needs_compiler
 def test_bits_do_not_depend_on_the_capacity() -> None:
     given = case([40, SPLIT + 7], 64, tokens=4, group=3)
     bits = given.run()
-    for capacity in (SPLIT + 7, 2 * SPLIT, 3 * SPLIT + 1):
-        assert same_bits(bits, given.run(capacity=capacity)), f"capacity {capacity}"
+    for capacities in ([SPLIT + 7], [2 * SPLIT], [3 * SPLIT + 1], [40, 3 * SPLIT], [3 * SPLIT, SPLIT + 7]):
+        assert same_bits(bits, given.run(capacities=capacities)), f"capacities {capacities}"
+
+
+def test_launches_are_few_and_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are in one, once, and in order."""
+    sizes = {1: [1], 8: [8], 9: [4, 5], 17: [5, 6, 6], 24: [8, 8, 8]}
+    for rows, expected in sizes.items():
+        chunks = portable.row_chunks(rows)
+        assert [row for chunk in chunks for row in range(rows)[chunk]] == list(range(rows))
+        assert [len(range(rows)[chunk]) for chunk in chunks] == expected
+    monkeypatch.setattr(portable, "backend", lambda: "metal")
+    assert [len(range(8)[chunk]) for chunk in portable.row_chunks(8)] == [4, 4]
+
+
+def test_partial_results_of_long_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long row makes those of all rows of a launch as large as its own."""
+    made = record_texts(monkeypatch)
+    monkeypatch.setattr(subject, "_BODIES", {"cuda": (subject._MMA,)})
+
+    def held(*capacities: int) -> list[int]:
+        made.clear()
+        q = mx.zeros((len(capacities), 24, 4, 256), mx.bfloat16)
+        keys = [mx.zeros((1, 4, capacity, 256), mx.bfloat16) for capacity in capacities]
+        few_query_attention(q, keys, keys, mx.full((len(keys),), 4, mx.int32), scale=1.0)
+        return [4 * math.prod(launch.shapes[2]) for kernel, launch, _ in made if "partial" in kernel.name]
+
+    assert len(held(*[1024] * 8)) == 1
+    for long in ([65_536] * 8, [65_536, *[300] * 7]):
+        found = held(*long)
+        assert len(found) == 3
+        assert max(found) <= 64 * 2**20
+
+
+@pytest.mark.parametrize("kernel", [subject._SIMD.kernel, attention_inputs._KERNEL], ids=lambda kernel: kernel.name)
+def test_metal_has_buffers_for_the_most_rows(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """31, of which MLX takes one for every array and one for every shape that the text names."""
+    monkeypatch.setattr(portable, "backend", lambda: "metal")
+    of_rows = kernel.for_rows(portable.most_rows())
+    _, body = of_rows.text("metal", {"T": mx.bfloat16, "D": 256, "SIZE": 256})
+    shapes = [name for name in of_rows.inputs if re.search(rf"\b{name}_shape\b", body)]
+    assert len(of_rows.inputs) == len(kernel.inputs) + 2 * 3
+    assert {"keys_0", "keys_3"} <= set(shapes)
+    assert len(of_rows.inputs) + len(shapes) + len(of_rows.outputs) <= 31
 
 
 @needs_compiler
@@ -233,7 +307,7 @@ def test_bits_hang_on_nothing_else_on_tensor_cores(name: str) -> None:
     for token in (0, tokens - 2, tokens - 1):
         assert same_bits(bits[:, :, token : token + 1], given.run(token=token)), f"token {token}"
     last = len(given.lengths) - 1
-    assert same_bits(bits[last:], given.run(slice(last, None), capacity=6 * SPLIT + 3))
+    assert same_bits(bits[last:], given.run(slice(last, None), capacities=[6 * SPLIT + 3]))
 
 
 @needs_compiler
@@ -264,10 +338,9 @@ def test_a_gate_is_the_only_difference() -> None:
     rounded = mx.array(expected.astype(np.float32)).astype(dtype)
     assert np.mean(np.array(found != rounded)) < 0.01  # rounded once more, or once less, is every tenth or so
     assert np.abs(np.array(found.astype(mx.float32))[1, 0, :size]).max() == 0
-    lengths = mx.array(given.lengths, mx.int32)
-    reference = few_query_attention_reference(
-        given.q, given.keys, given.values, lengths, scale=given.scale, gate=gate.astype(dtype)
-    )
+    lengths, whole = mx.array(given.lengths, mx.int32), given.keys.shape[2:3]
+    kv = buffers(given.keys, whole), buffers(given.values, whole)
+    reference = few_query_attention_reference(given.q, *kv, lengths, scale=given.scale, gate=gate.astype(dtype))
     assert worst(reference, expected) <= ROUNDING[dtype]
 
 
@@ -281,48 +354,53 @@ def test_the_self_check_passes_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_self_check_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key too few; a split too few behind the border; a query that sees what follows it."""
+    """A key too few; a split too few behind the border; a query that sees what follows it; a row that another joins."""
 
-    def one_less(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, **more: Any) -> mx.array:
+    def one_less(q: mx.array, keys: Any, values: Any, lengths: mx.array, **more: Any) -> mx.array:
         return few_query_attention_reference(q, keys, values, lengths - 1, **more)
 
     monkeypatch.setattr(subject, "few_query_attention", one_less)
     assert subject._case_error(6, 4, 128, 256, seed=1) > 2 * CHECK.most
     assert subject._case_error(3, 2, 256, 256, seed=2) > 2 * CHECK.most
 
-    def without(q: mx.array, keys: mx.array, values: mx.array, lengths: mx.array, **more: Any) -> mx.array:
-        short = few_query_attention_reference(q, keys[:, :, 64:], values[:, :, 64:], lengths - 64, **more)
+    def without(q: mx.array, keys: Any, values: Any, lengths: mx.array, **more: Any) -> mx.array:
+        less = ([x[:, :, 64:] for x in each] for each in (keys, values))
+        short = few_query_attention_reference(q, *less, lengths - 64, **more)
         whole = few_query_attention_reference(q, keys, values, lengths, **more)
         return mx.where(lengths.reshape(-1, *[1] * (whole.ndim - 1)) > 64, short, whole)
 
     monkeypatch.setattr(subject, "few_query_attention", without)
     assert subject._case_error(6, 4, 256, 1024, seed=3) > 2 * CHECK.most
 
-    def other_bits(q: mx.array, *rest: mx.array, **more: Any) -> mx.array:
+    def other_bits(q: mx.array, *rest: Any, **more: Any) -> mx.array:
         return few_query_attention_reference(q, *rest, **more) * (1 + 2.0**-7 * (q.shape[2] > 1))
 
-    def ill(q: mx.array, *rest: mx.array, **more: Any) -> mx.array:
+    def bits_of_two_rows(q: mx.array, *rest: Any, **more: Any) -> mx.array:
+        return few_query_attention_reference(q, *rest, **more) * (1 + 2.0**-7 * (q.shape[0] > 1))
+
+    def ill(q: mx.array, *rest: Any, **more: Any) -> mx.array:
         found = few_query_attention_reference(q, *rest, **more)
         return found * mx.nan if q.shape[1:3] == (6, 2) else found
 
     monkeypatch.setattr(subject, "few_query_attention", ill)  # in the case of three queries to a key, which is not last
     assert not CHECK.error() <= CHECK.most
 
-    monkeypatch.setattr(subject, "few_query_attention", other_bits)
-    assert subject._case_error(3, 2, 256, 256, seed=2) == float("inf")
+    for differing in (other_bits, bits_of_two_rows):
+        monkeypatch.setattr(subject, "few_query_attention", differing)
+        assert subject._case_error(3, 2, 256, 256, seed=2) == float("inf")
 
 
 def test_what_is_left_to_join_is_little() -> None:
     """At 27 B's shape, 4 tokens and 64k keys; and 1,000 keys are spread over 64 threadgroups."""
     q, keys = shaped(1, 24, 4, 256), shaped(1, 4, 65536, 256)
     body = subject._MMA
-    launch = body.launch(body, q, keys)
+    launch = body.launch(body, q, [keys])
     left = int(np.prod(launch.shapes[2])) * 4
     assert left < 0.08 * 2 * keys.nbytes
-    short = body.launch(body, q, shaped(1, 4, 1000, 256)).threadgroups
+    short = body.launch(body, q, [shaped(1, 4, 1000, 256)]).threadgroups
     assert int(np.prod(short)) >= 64
     for group, tokens, size in itertools.product((1, 4, 6, 8), (1, 2, 3, 4, 8, 16), (64, 128, 256)):
-        launch = body.launch(body, shaped(1, 4 * group, tokens, size), shaped(1, 4, 300, size))
+        launch = body.launch(body, shaped(1, 4 * group, tokens, size), [shaped(1, 4, 300, size)])
         ring = launch.template["RING"]
         assert isinstance(ring, int)
         assert ring >= 3
@@ -334,7 +412,7 @@ def test_a_smaller_gpu_has_fewer_places(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(subject, "most_shared", lambda: 99 * 1024)
     body = subject._MMA
     for group, tokens, size in itertools.product((1, 4, 6, 8), (1, 4, 16), (64, 128, 256)):
-        launch = body.launch(body, shaped(1, 4 * group, tokens, size), shaped(1, 4, 300, size))
+        launch = body.launch(body, shaped(1, 4 * group, tokens, size), [shaped(1, 4, 300, size)])
         assert launch.shared <= 99 * 1024
         assert int(str(launch.template["RING"])) >= 2
 
@@ -353,16 +431,32 @@ def shaped(*shape: int, dtype: mx.Dtype = mx.bfloat16) -> mx.array:
         (shaped(2, 6, 4, 96), shaped(2, 2, 9, 96), False),
         (shaped(2, 6, 4, 128), shaped(2, 4, 9, 128), False),
         (shaped(2, 6, 4, 128), shaped(1, 2, 9, 128), False),
+        (shaped(2, 6, 4, 128), shaped(3, 2, 9, 128), False),
+        (shaped(1, 6, 4, 128), shaped(1, 2, 128), False),
         (shaped(2, 6, 4, 128), shaped(2, 2, 9, 64), False),
         (shaped(2, 6, 4, 128), shaped(2, 2, 9, 128, dtype=mx.float16), False),
         (shaped(2, 6, 4, 128, dtype=mx.int8), shaped(2, 2, 9, 128, dtype=mx.int8), False),
     ],
 )
 def test_what_it_takes(q: mx.array, keys: mx.array, taken: bool) -> None:
-    assert fits(q, keys) is taken
+    rows = [keys[row : row + 1] for row in range(keys.shape[0])]
+    assert fits(q, rows) is taken
     if not taken:
         with pytest.raises(ValueError, match="does not take"):
-            few_query_attention(q, keys, keys, mx.zeros(2, mx.int32), scale=1.0)
+            few_query_attention(q, rows, rows, mx.zeros(2, mx.int32), scale=1.0)
+
+
+@pytest.mark.parametrize("wrong", [shaped(1, 3, 9, 128), shaped(2, 2, 9, 128), shaped(1, 2, 9, 128, dtype=mx.float16)])
+def test_every_row_s_arrays_are_looked_at(wrong: mx.array) -> None:
+    """Capacities alone may differ between rows, and between the keys and the values of one they may not."""
+    q, good, at = shaped(2, 6, 4, 128), shaped(1, 2, 9, 128), mx.zeros(2, mx.int32)
+    assert fits(q, [good, shaped(1, 2, 99, 128)])
+    assert not fits(q, [good, wrong])
+    for keys, values in (([good, wrong],) * 2, ([good] * 2, [good, wrong]), ([good] * 2, [good, shaped(1, 2, 8, 128)])):
+        with pytest.raises(ValueError, match="does not take"):
+            few_query_attention(q, keys, values, at, scale=1.0)
+    with pytest.raises(ValueError, match="does not take"):
+        few_query_attention(q, [good] * 2, [good], at, scale=1.0)
 
 
 @pytest.mark.parametrize(
@@ -377,6 +471,6 @@ def test_what_it_takes(q: mx.array, keys: mx.array, taken: bool) -> None:
     ids=["rows", "tokens", "width", "dtype", "dimensions"],
 )
 def test_a_gate_that_it_does_not_take(gate: mx.array) -> None:
-    keys = shaped(2, 2, 9, 128)
+    keys = [shaped(1, 2, 9, 128)] * 2
     with pytest.raises(ValueError, match="and gate"):
         few_query_attention(shaped(2, 6, 4, 128), keys, keys, mx.zeros(2, mx.int32), scale=1.0, gate=gate)

@@ -7,7 +7,7 @@ The kernel's own text runs, on the host. Bit for bit means with one compiler and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -21,6 +21,7 @@ from selfdraft.kernels.gated_delta_tape import (
     gated_delta_replay,
     gated_delta_verify,
     gated_delta_verify_reference,
+    joined,
     replay,
 )
 from selfdraft.kernels.portable import Kernel, Launch
@@ -83,7 +84,36 @@ def made(sizes: Sizes, tokens: int, seed: int = 0) -> tuple[Steps, mx.array]:
 
 def tape_of(sizes: Sizes, tokens: int, seed: int = 1) -> Tape:
     steps, _ = made(sizes, tokens, seed)
-    return Tape(steps.g, steps.k, steps.v.astype(mx.float32))
+    return Tape.of(steps.g, steps.k, steps.v)
+
+
+def test_a_tape_is_one_array_of_its_parts() -> None:
+    """Keys, deltas, decay of each step side by side, as the texts have them; every part comes back as it was given."""
+    sizes = Sizes(key_heads=2, value_heads=4, key_dim=32, value_dim=3)
+    steps, _ = made(sizes, 2)
+    tape = Tape.of(steps.g, steps.k, steps.v)
+    assert tape.array.shape == (3, 2, 2 * 32 + 4 * 3 + 4)
+    assert tape.array.dtype == mx.float32
+    assert (tape.steps, tape.key_heads, tape.memory) == (2, 2, (4, 3, 32))
+    for part, given in ((tape.keys, steps.k), (tape.deltas, steps.v), (tape.decay, steps.g)):
+        assert part.shape == given.shape
+        assert mx.array_equal(part, given)
+    assert mx.array_equal(tape.array[1, 1, 32:64], steps.k[1, 1, 1])
+    assert mx.array_equal(tape.array[1, 1, 64:67], steps.v[1, 1, 0])
+    assert mx.array_equal(tape.array[1, 1, -4:], steps.g[1, 1])
+    assert tape.row(0).row(0).array.shape[0] == 1
+
+
+def test_tapes_of_rows_are_joined_behind_each_other() -> None:
+    """A shorter one, or none, has zeros in the place of the steps that it lacks."""
+    sizes = Sizes(batch=1)
+    long, short = tape_of(sizes, 3), tape_of(sizes, 2, seed=2)
+    together = joined([None, long, short])
+    assert (together.array.shape[:2], together.memory) == ((3, 3), long.memory)
+    assert not together.array[0].any().item()
+    assert same_bits(together.row(1).array, long.array)
+    assert same_bits(together.row(2).array[:, :2], short.array)
+    assert not together.array[2, 2].any().item()
 
 
 def counts(*of_rows: int) -> mx.array:
@@ -101,6 +131,7 @@ CASES = [
     (Sizes(key_dim=64, key_heads=2, value_heads=6, value_dim=5), 8, 3, (0, 3, 1)),
     (Sizes(dtype=mx.float32, key_dim=32, value_heads=1, value_dim=1), 2, 0, (0, 0, 0)),
     (Sizes(key_dim=256, value_heads=1, value_dim=33), 5, 2, (1, 2, 0)),
+    (Sizes(key_heads=2, value_heads=2, value_dim=2), 2, 3, (3, 1, 0)),
     (Sizes(dtype=mx.float16, key_dim=96, value_heads=1, value_dim=3, batch=1), 16, 16, (11,)),
 ]
 
@@ -116,9 +147,9 @@ def test_kernel_follows_the_formula(sizes: Sizes, tokens: int, tape_steps: int, 
     assert relative_error(y, expected_y) < 1e-5
     assert relative_error(state_now, expected_state) < 1e-5
     assert relative_error(new.deltas, expected.deltas) < 1e-5
-    assert new.deltas.dtype == new.decay.dtype == mx.float32
+    assert (new.array.shape, new.array.dtype) == (expected.array.shape, mx.float32)
     assert same_bits(new.decay, steps.g)
-    assert mx.array_equal(new.keys, steps.k)
+    assert same_bits(new.keys, steps.k.astype(mx.float32))
 
 
 @pytest.mark.parametrize("accepted", [(0, 1, 2), (3, 3, 0)])
@@ -184,11 +215,10 @@ def test_a_row_alone_has_the_same_bits() -> None:
     together = gated_delta_verify(*steps.all(), state, tape, accepted)
     for b in range(sizes.batch):
         cut = slice(b, b + 1)
-        own = Tape(tape.decay[cut], tape.keys[cut], tape.deltas[cut])
-        y, state_now, new = gated_delta_verify(*steps.row(b).all(), state[cut], own, accepted[cut])
+        y, state_now, new = gated_delta_verify(*steps.row(b).all(), state[cut], tape.row(b), accepted[cut])
         assert same_bits(y[0], together[0][b])
         assert same_bits(state_now[0], together[1][b])
-        assert same_bits(new.deltas[0], together[2].deltas[b])
+        assert same_bits(new.array[0], together[2].array[b])
 
 
 def test_a_materialised_state_is_what_the_next_call_starts_from() -> None:
@@ -202,7 +232,7 @@ def test_a_materialised_state_is_what_the_next_call_starts_from() -> None:
     assert same_bits(held[1], state[1])
     y_held, _, new_held = gated_delta_verify(*steps.all(), held, None, accepted)
     assert same_bits(y_held, y)
-    assert same_bits(new_held.deltas, new.deltas)
+    assert same_bits(new_held.array, new.array)
     assert relative_error(replay(state, tape, accepted), held) < 1e-6
 
 
@@ -212,24 +242,21 @@ def test_what_the_tape_holds_past_the_accepted_steps_never_shows(garbage: float)
     steps, state = made(sizes, 4)
     tape, accepted = tape_of(sizes, 4), counts(2, 0, 4)
     past = mx.arange(4)[None, :, None] >= accepted[:, None, None]
-
-    def spoiled(x: mx.array) -> mx.array:
-        return mx.where(past if x.ndim == 3 else past[..., None], mx.array(garbage, dtype=x.dtype), x)
-
-    bad = Tape(spoiled(tape.decay), spoiled(tape.keys), spoiled(tape.deltas))
+    bad = replace(tape, array=mx.where(past, garbage, tape.array))
     clean, dirty = (gated_delta_verify(*steps.all(), state, x, accepted) for x in (tape, bad))
     assert same_bits(clean[0], dirty[0])
     assert same_bits(clean[1], dirty[1])
-    assert same_bits(clean[2].deltas, dirty[2].deltas)
+    assert same_bits(clean[2].array, dirty[2].array)
     assert same_bits(gated_delta_replay(state, bad, accepted), clean[1])
     assert same_bits(replay(state, bad, accepted), replay(state, tape, accepted))
 
 
-def test_tape_of_another_dtype_and_views_are_taken() -> None:
-    """Keys of a tape in fp32 under a model in bf16; beta in either; inputs cut out of larger arrays; decay in bf16."""
+def test_views_and_gates_of_either_dtype_are_taken() -> None:
+    """Inputs and tape cut out of larger arrays; beta in fp32 or bf16; decay in bf16."""
     sizes = Sizes(key_dim=32, batch=2)
     steps, state = made(sizes, 3)
-    tape = tape_of(Sizes(dtype=mx.float32, key_dim=32, batch=2), 2)
+    whole = tape_of(sizes, 3)
+    tape = replace(whole, array=whole.array[:, :2])
     cut = Steps(*(x[:, 1:] for x in steps.all()))
     for dtype in (mx.float32, mx.bfloat16):
         given = (cut.q, cut.k, cut.v, cut.g.astype(mx.bfloat16), cut.beta.astype(dtype))
@@ -237,29 +264,34 @@ def test_tape_of_another_dtype_and_views_are_taken() -> None:
         expected, expected_state, _ = gated_delta_verify_reference(*given, state, tape, counts(1, 2))
         assert relative_error(y, expected) < 1e-5
         assert relative_error(state_now, expected_state) < 1e-5
-        assert new.decay.dtype == mx.float32
+        assert same_bits(new.decay, cut.g.astype(mx.bfloat16).astype(mx.float32))
 
 
 def test_self_check_passes_and_sees_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fault is one NaN among the deltas, which are compared last."""
+    """The fault is one NaN among the new tape's deltas, which are compared last; or in its keys; or in its decay."""
     results: list[list[mx.array]] = []
 
     def recorded(kernel: Kernel, inputs: Sequence[mx.array], launch: Launch) -> list[mx.array]:
         results.append(run_on_host(kernel, inputs, launch))
         return results[-1]
 
-    def faulty(kernel: Kernel, inputs: Sequence[mx.array], launch: Launch) -> list[mx.array]:
-        y, state_now, deltas = results.pop(0)
-        return [y, state_now, mx.where(deltas == deltas.max(), mx.nan, deltas)]
-
     kernels_on_host(monkeypatch, recorded)
     assert CHECK.error() <= CHECK.most
-    kernels_on_host(monkeypatch, faulty)
-    assert not CHECK.error() <= CHECK.most
+    (y, state_now, tape), alone = results
+    for place in (-3, 5, -1):
+        bad = mx.where(mx.arange(tape.shape[2]) == place % tape.shape[2], mx.nan, tape)
+        replies = [[y, state_now, bad], alone]
+        kernels_on_host(monkeypatch, lambda *_, replies=replies: replies.pop(0))
+        assert not CHECK.error() <= CHECK.most
 
 
-def test_wrong_arrays_are_refused() -> None:
-    """The kernel would read past them."""
+def test_wrong_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would read past them, or divide by zero."""
+
+    def never(*_: object) -> list[mx.array]:
+        raise AssertionError("it was called")
+
+    kernels_on_host(monkeypatch, never)
     sizes = Sizes()
     steps, state = made(sizes, 2)
     tape, accepted = tape_of(sizes, 2), counts(0, 1, 2)
@@ -270,8 +302,16 @@ def test_wrong_arrays_are_refused() -> None:
         gated_delta_replay(state, tape, accepted[:2])
     with pytest.raises(ValueError, match="state is"):
         gated_delta_verify(q, k, v, g, beta, state[:, :1], tape, accepted)
-    with pytest.raises(ValueError, match=r"tape\.deltas is"):
-        gated_delta_verify(q, k, v, g, beta, state, Tape(tape.decay, tape.keys, tape.deltas[..., :4]), accepted)
+    for wrong in (tape.array[..., 1:], tape.array[:2], tape.array.astype(mx.bfloat16)):
+        with pytest.raises(ValueError, match="tape is"):
+            gated_delta_verify(q, k, v, g, beta, state, replace(tape, array=wrong), accepted)
+    for wrong in (mx.pad(tape.array, [(0, 0), (0, 0), (0, 1)]), tape.array.astype(mx.bfloat16)):
+        with pytest.raises(ValueError, match="tape is"):
+            gated_delta_replay(state, replace(tape, array=wrong), accepted)
+    with pytest.raises(ValueError, match="with 0 keys"):
+        gated_delta_replay(state, replace(tape, array=tape.array[..., 128:]), accepted)
+    with pytest.raises(ValueError, match="with 3 keys of 128 for 2 heads"):
+        gated_delta_replay(state, tape_of(Sizes(key_heads=3), 2), accepted)
     with pytest.raises(ValueError, match="beta is"):
         gated_delta_verify(q, k, v, g, beta[:, :1], state, tape, accepted)
     with pytest.raises(ValueError, match="a tape of 17 steps"):

@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 from selfdraft.kernels import verify_qmv as subject
-from selfdraft.kernels.verify_qmv import MOST_ROWS, fits, verify_qmv, verify_qmv_reference
+from selfdraft.kernels.verify_qmv import (
+    MOST_ROWS,
+    fits,
+    norms,
+    verify_qmv,
+    verify_qmv_norm_reference,
+    verify_qmv_reference,
+)
 from tests.support.host_kernels import needs_compiler, run_on_host
 
 
@@ -34,8 +41,8 @@ class Case:
         form = "gated" if gated else "plain" if residual is None else "added"
         matrix = subject._Matrix(self.weight.shape[0], x.shape[1], self.bits, self.group_size, x.dtype, form)
         (y,) = run_on_host(
-            subject._SIMD.kernel,
-            [x[None], self.weight, self.scales, self.biases, x if residual is None else residual],
+            subject._SIMD.kernel(matrix),
+            [x[None], self.weight, self.scales, self.biases, *([] if residual is None else [residual])],
             subject._simd_launch(matrix, x.shape[0]),
         )
         return y[0]
@@ -193,9 +200,9 @@ def test_zero_gives_zero() -> None:
 def test_one_body_for_all_numbers_of_rows(where: str, bits: int, group_size: int, dtype: mx.Dtype, form: str) -> None:
     """Two bodies differ in the order of their sums. Every matrix that fits has one."""
     matrix = subject._Matrix(40, 1280, bits, group_size, dtype, form)
-    plans = [subject._plan(where, rows, matrix) for rows in range(1, MOST_ROWS + 1)]  # type: ignore[arg-type]
-    assert len({kernel.name for kernel, _ in plans}) == 1
-    for rows, (_, launch) in enumerate(plans, start=1):
+    body = subject._body(where, matrix)  # type: ignore[arg-type]
+    for rows in range(1, MOST_ROWS + 1):
+        launch = body.launch(matrix, rows)
         assert list(launch.shapes) == [(1, rows, 20 if form == "gated" else 40)]
         assert list(launch.dtypes) == [dtype]
         assert launch.threads % 32 == 0
@@ -270,3 +277,37 @@ def test_the_self_check_takes_the_reference_and_finds_faults(monkeypatch: pytest
     for wrong in (short, counting, ungated, unadded, wrong_at_8_bits, ill):
         monkeypatch.setattr(subject, "verify_qmv", wrong)
         assert not check.error() <= 2 * check.most
+
+
+@pytest.mark.parametrize(
+    ("where", "dtype", "takes"),
+    [
+        ("cuda", mx.bfloat16, True),
+        ("cuda", mx.float16, False),
+        ("metal", mx.bfloat16, False),
+        (None, mx.bfloat16, False),
+    ],
+)
+def test_where_norms_may_be_parts_of_products(
+    where: str | None, dtype: mx.Dtype, takes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in fp16: a number times the norm's weight may be out of its range before it is divided."""
+    monkeypatch.setattr(subject, "backend", lambda: where)
+    made = case(1, 40, 1280, 4, 64, dtype)
+    assert norms(made.x[None], made.weight, 64, 4) is takes
+    if where and not takes:
+        scaled = subject.Scaled(made.x[None], mx.ones((1, 1, 1)), 1e-6)
+        with pytest.raises(ValueError, match="takes norms into products"):
+            verify_qmv(scaled, made.weight, made.scales, made.biases, group_size=64, bits=4)
+
+
+def test_the_references_of_a_norm_are_rms_norm() -> None:
+    """What a product behind one gets from it: fp32, so nothing is rounded on the way."""
+    made = case(3, 64, 64, 8, 32, mx.float32)
+    weight = mx.random.normal((64,), key=mx.random.key(1))
+    matrix: Any = {"weight": made.weight, "scales": made.scales, "biases": made.biases, "group_size": 32, "bits": 8}
+    residual = other(made)[None]
+    y, scaled = verify_qmv_norm_reference(made.x[None], **matrix, residual=residual, norm_weight=weight, eps=1e-3)
+    assert mx.array_equal(y, verify_qmv_reference(made.x[None], **matrix, residual=residual))
+    expected = verify_qmv_reference(mx.fast.rms_norm(y, weight, 1e-3), **matrix, gated=True)
+    assert mx.allclose(verify_qmv_reference(scaled, **matrix, gated=True), expected, rtol=1e-4, atol=1e-4)

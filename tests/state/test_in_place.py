@@ -183,7 +183,7 @@ def test_what_a_head_writes_comes_with_its_buffers(monkeypatch: pytest.MonkeyPat
     rows = [model.new_state(), model.new_state()]
     for at in range(3):
         model.draft(mx.array([[1, 2], [3, 4]]), mx.ones((2, 2, 64)), rows, [at, at])
-    assert memory.calls == 6
+    assert memory.calls == 3  # of both rows
     mx.eval(rows[0].arrays())
     mx.eval(rows[1].fork().arrays())
     assert memory.left_out() == 0

@@ -46,32 +46,40 @@ def record_texts(patch: pytest.MonkeyPatch) -> Recorded:
     return found
 
 
-def run_model(tokens: int, held: int) -> None:
-    """The calls of layers of 27 B's shape with one row."""
+def run_model(tokens: int, held: int, rows: int = 1) -> None:
+    """The calls of layers of 27 B's shape with one row; those of attention with as many as are asked for."""
 
     def zeros(*shape: int, dtype: mx.Dtype = BF16) -> mx.array:
         return mx.zeros(shape, dtype)
 
     heads: Any = {"key_heads": 16, "value_heads": 48, "key_dim": 128, "value_dim": 128}
     state = zeros(1, 48, 128, 128, dtype=mx.float32)
-    fp32 = mx.float32
-    tape = Tape(zeros(1, held, 48, dtype=fp32), zeros(1, held, 16, 128), zeros(1, held, 48, 128, dtype=fp32))
+    tape = Tape.of(zeros(1, held, 48), zeros(1, held, 16, 128), zeros(1, held, 48, 128))
     weights = zeros(10240, 4, 1), zeros(48, dtype=mx.float32), zeros(48), zeros(128)
     past = state, tape if held else None, mx.array([0], mx.int32)
     given: list[Any] = [zeros(1, tokens, 16480), zeros(1, 3 + held, 10240), *weights, *past]
     gated_delta_mixer.gated_delta_mixer(*given, **heads, eps=1e-6)
 
-    projected, keys, at = zeros(1, tokens, 14336), zeros(1, 4, 300, 256), mx.array([9], mx.int32)
+    projected, at = zeros(rows, tokens, 14336), mx.array([9] * rows, mx.int32)
+    keys = [zeros(1, 4, 300 + row, 256) for row in range(rows)]
     norms = zeros(256), zeros(256), zeros(32, dtype=mx.float32)
     sizes: Any = {"heads": 24, "kv_heads": 4, "size": 256}
     q = attention_inputs.attention_inputs(projected, *norms, keys, keys, at, **sizes, eps=1e-6)
     few_query_attention.few_query_attention(q, keys, keys, at, scale=1 / 16, gate=projected)
 
-    for rows, inputs, form in ((5120, 6144, "added"), (34816, 5120, "gated"), (14336, 5120, ""), (5120, 10240, "")):
-        quantised = zeros(rows, inputs // 8, dtype=mx.uint32), *[zeros(rows, inputs // 64)] * 2
-        residual = zeros(1, tokens, rows) if form == "added" else None
-        how: Any = {"group_size": 64, "bits": 4, "gated": form == "gated"}
-        verify_qmv.verify_qmv(zeros(1, tokens, inputs), *quantised, residual=residual, **how)
+    def matrix(rows: int, inputs: int) -> dict[str, Any]:
+        scales = zeros(rows, inputs // 64)
+        quantised = {"weight": zeros(rows, inputs // 8, dtype=mx.uint32), "scales": scales, "biases": scales}
+        return {**quantised, "group_size": 64, "bits": 4}
+
+    x, attended = zeros(1, tokens, 5120), zeros(1, tokens, 6144)
+    norm = {"norm_weight": zeros(5120), "eps": 1e-6}
+    _, scaled = verify_qmv.verify_qmv_norm(attended, **matrix(5120, 6144), residual=x, **norm)
+    verify_qmv.verify_qmv(scaled, **matrix(34816, 5120), gated=True)
+    verify_qmv.verify_qmv(scaled, **matrix(14336, 5120))
+    verify_qmv.verify_qmv(attended, **matrix(5120, 6144), residual=x)
+    verify_qmv.verify_qmv(x, **matrix(14336, 5120))
+    verify_qmv.verify_qmv(zeros(1, tokens, 10240), **matrix(5120, 10240))
 
 
 def run_others() -> None:

@@ -110,11 +110,13 @@ def _array(raw: np.ndarray, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
 def _run(
     function: ctypes._CFuncPtr, inputs: Sequence[mx.array], launch: Launch, updated: Sequence[int], *, backwards: bool
 ) -> list[np.ndarray]:
-    given = [_guarded(np.array(x.reshape(-1).view(mx.uint8))) for x in inputs]
+    memories = {id(x): _guarded(np.array(x.reshape(-1).view(mx.uint8))) for x in inputs}
+    given = [memories[id(x)] for x in inputs]  # an array that is given twice is in memory once
     sizes = [int(np.prod(shape)) * dtype.size for shape, dtype in zip(launch.shapes, launch.dtypes, strict=True)]
     taken = [_guarded(np.full(size, 0xFF, np.uint8)) for size in sizes]
     pointers = (ctypes.c_void_p * len(given + taken))(*(x.ctypes.data + _GUARD for x in (*given, *taken)))
-    before = {index: x.copy() for index, x in enumerate(given) if index not in updated}
+    owned = {id(inputs[index]) for index in updated}
+    before = {index: given[index].copy() for index, x in enumerate(inputs) if id(x) not in owned}
     sides = [(ctypes.c_int * max(x.ndim, 1))(*x.shape) for x in inputs]
     shapes = (ctypes.c_void_p * len(sides))(*(ctypes.addressof(each) for each in sides))
     function(pointers, shapes, *launch.threadgroups, launch.threads, backwards)
@@ -150,18 +152,19 @@ def _program(kernel: Kernel, inputs: Sequence[mx.array], launch: Launch) -> str:
         [
             f"#define HOST_DYNAMIC_BYTES {launch.shared}",
             prelude,
-            "static void body(const void* const* a, const int* const* shapes, host::Index group, uint worker) {",
+            "static void body(const void* const* a, const int* const* shapes, host::Index group, host::Index grid,",
+            "uint worker) {",
             "const uint lane = worker % 32, simdgroup = worker / 32; size_t host_shared = 0;",
-            "(void)lane; (void)simdgroup; (void)group; (void)host_shared;",
+            "(void)lane; (void)simdgroup; (void)group; (void)grid; (void)host_shared;",
             *arguments,
             *shapes,
             body,
             "}",
             'extern "C" void run(const void* const* a, const int* const* s, uint x, uint y, uint z, uint threads,',
-            "bool backwards) { static host::Threadgroup threadgroup; static host::Index group;",
-            "static const void* const* given; static const int* const* shapes;",
+            "bool backwards) { static host::Threadgroup threadgroup; static host::Index group, grid;",
+            "static const void* const* given; static const int* const* shapes; grid = {x, y, z};",
             "host::current = &threadgroup; given = a; shapes = s;",
-            "threadgroup.body = [](unsigned worker) { body(given, shapes, group, worker); };",
+            "threadgroup.body = [](unsigned worker) { body(given, shapes, group, grid, worker); };",
             "const size_t count = size_t(x) * y * z; for (size_t turn = 0; turn < count; ++turn) {",
             "const size_t at = backwards ? count - 1 - turn : turn;",
             "group.x = at % x; group.y = at / x % y; group.z = at / x / y;",

@@ -35,16 +35,16 @@ class RealMemory:
         outputs, self._outputs = self._outputs, []
         return sum(not is_evaluated(output) for output in outputs)
 
-    def _write(self, *arrays: mx.array, **sizes: Any) -> mx.array:
-        attention_inputs._prepared(arrays, *(sizes[name] for name in ("heads", "kv_heads", "size")))  # its checks
-        keys, values, starts = arrays[4:7]
-        tokens = arrays[0].shape[1]
-        q, new_keys, new_values = attention_inputs.attention_inputs_reference(*arrays, **sizes)
-        mx.eval(q, new_keys, new_values)
-        start: Any = starts.item()
-        assert start + tokens <= keys.shape[2], "written behind the buffer"
-        for buffer, new in ((keys, new_keys), (values, new_values)):
-            overwrite(buffer, start, new[:, :, start : start + tokens])
+    def _write(self, *given: Any, **sizes: Any) -> mx.array:
+        heads: Any = [sizes[name] for name in ("heads", "kv_heads", "size")]
+        attention_inputs._prepared(given[0], given[1:4], *given[4:7], *heads)  # its checks
+        q, *new = attention_inputs.attention_inputs_reference(*given, **sizes)
+        mx.eval(q, new)
+        for buffers, written in zip(given[4:6], new, strict=True):
+            for buffer, each, start in zip(buffers, written, given[6].tolist(), strict=True):
+                end = start + given[0].shape[1]
+                assert end <= buffer.shape[2], "written behind the buffer"
+                overwrite(buffer, start, each[:, :, start:end])
         output = q * 1
         self._outputs.append(output)
         self.calls += 1

@@ -5,6 +5,7 @@ Kernels are stood in for by what they replace; their speed is measured on a GPU,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,10 @@ def stood_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def product(x: mx.array, w: mx.array, s: mx.array, b: mx.array, **form: Any) -> mx.array:
         return mx.quantized_matmul(x, w, s, b, transpose=True, **form)
 
-    def attend(q: mx.array, k: mx.array, v: mx.array, end: mx.array, *, scale: float) -> mx.array:
+    def attend(
+        q: mx.array, keys: Sequence[mx.array], values: Sequence[mx.array], end: mx.array, *, scale: float
+    ) -> mx.array:
+        (k,), (v,) = keys, values
         assert end.item() == k.shape[2]
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale)
 

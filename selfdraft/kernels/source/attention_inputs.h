@@ -3,7 +3,8 @@
 //
 //   projected [rows, tokens, N]: query and gate of every head side by side, keys of all kv heads, their values;
 //   q_norm, k_norm [SIZE], inverse_frequencies [HALF], starts [rows], eps [1]
-//   -> keys, values [rows, KV_HEADS, capacity, SIZE] at starts[row] + token, in place; q [rows, HEADS, tokens, SIZE]
+//   -> keys, values [1, KV_HEADS, capacity, SIZE] of each row at starts[row] + token, in place;
+//      q [rows, HEADS, tokens, SIZE]
 //
 // Threadgroups: (HEADS + 2 KV_HEADS, tokens, rows) of 32 threads.
 // Numbers of heads are read from shapes, as is HALF of the rotated dimensions, at most SIZE / 2.
@@ -26,7 +27,7 @@ const bool asks = head < HEADS, stores_value = head >= HEADS + KV_HEADS;
 const int position = starts[group.z] + token, kv_head = head - HEADS - (stores_value ? KV_HEADS : 0);
 const bool has_place = position >= 0 && position < capacity;
 const size_t from = (size_t(group.z) * tokens + token) * projected_shape[2] + (asks ? 2 * head : HEADS + head) * SIZE;
-const size_t to = ((size_t(group.z) * KV_HEADS + (asks ? 0 : kv_head)) * capacity + (has_place ? position : 0)) * SIZE;
+const size_t to = (size_t(asks ? 0 : kv_head) * capacity + (has_place ? position : 0)) * SIZE;
 
 float x[EACH], total = 0;
 UNROLL for (int i = 0; i < EACH; ++i) {

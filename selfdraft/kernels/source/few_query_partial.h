@@ -1,7 +1,7 @@
 // Attention of few queries over one split of the keys. A threadgroup has the queries of one kv head (a block of them,
 // where there are many), so that a key or a value is read from memory once for all of them.
 //
-//   q [rows, HEADS, QUERIES, D], keys and values [rows, HEADS, capacity, D], lengths [rows], scale [1]
+//   q [rows, HEADS, QUERIES, D], keys and values [1, HEADS, capacity, D] of each row, lengths [rows], scale [1]
 //   -> most_of, sums [rows, HEADS, splits, QUERIES], weighted [rows, HEADS, splits, QUERIES, D]
 //
 // Threadgroups: (splits, blocks of queries * HEADS, rows) of D / 2 threads; HEADS are those of the keys. Keys come in
@@ -37,8 +37,8 @@ const int end = length < first + SPLIT ? length : first + SPLIT;
 const int HEADS = keys_shape[1], TOKENS = q_shape[2], QUERIES = q_shape[1] / HEADS * TOKENS;
 int head = group.y, begin = 0;
 for (; head >= HEADS; head -= HEADS) begin += BLOCK;
-head += group.z * HEADS;
 const auto head_keys = keys + size_t(head) * keys_shape[2] * D, head_values = values + size_t(head) * keys_shape[2] * D;
+head += group.z * HEADS;
 
 // A team's queries, for the whole split.
 const int member = worker % TEAM, share = worker / TEAM % SHARES, way = worker / TEAM / SHARES;
@@ -138,7 +138,7 @@ for (int start = first; start < end; start += TILE) {
   BARRIER();
 }
 
-const size_t splits = (keys_shape[2] + SPLIT - 1) / SPLIT, out = (head * splits + group.x) * QUERIES + begin;
+const size_t out = (head * size_t(grid.x) + group.x) * QUERIES + begin;
 UNROLL for (int pass = 0; pass < PASSES; ++pass) {
   const int slot = pass * ABREAST + worker / TILE;
   float total = sum[pass];

@@ -1,7 +1,7 @@
     // Attention of few queries over one split of the keys, on tensor cores. A threadgroup has the queries of one kv head (a
     // block of them, where there are many), so that a key or a value is read from memory once for all of them.
     //
-    //   q [rows, HEADS, QUERIES, D], keys and values [rows, HEADS, capacity, D], lengths [rows], scale [1]
+    //   q [rows, HEADS, QUERIES, D], keys and values [1, HEADS, capacity, D] of each row, lengths [rows], scale [1]
     //   -> most_of, sums [rows, HEADS, splits, QUERIES], weighted [rows, HEADS, splits, QUERIES, D]
     //
     // Threadgroups: (blocks of queries * HEADS, splits, rows) of D / 2 threads; HEADS are those of the keys. Keys come in
@@ -27,8 +27,8 @@
     const int HEADS = keys_shape[1], TOKENS = q_shape[2], QUERIES = q_shape[1] / HEADS * TOKENS;
     int head = group.x, begin = 0;
     for (; head >= HEADS; head -= HEADS) begin += BLOCK;  // once or twice: sooner done than a division
-    head += group.z * HEADS;
     const auto head_keys = keys + size_t(head) * keys_shape[2] * D, head_values = values + size_t(head) * keys_shape[2] * D;
+    head += group.z * HEADS;
     const int g = lane / 4, t = lane % 4;
 
     DYNAMIC_SHARED(uint4, memory);
@@ -184,8 +184,7 @@
     }
     await_copies<0>();
 
-    const size_t splits = BORDER < keys_shape[2] ? early + (keys_shape[2] - BORDER + LATE - 1) / LATE : (keys_shape[2] + SPLIT - 1) / SPLIT;
-    const size_t to = (head * splits + split) * QUERIES + begin;
+    const size_t to = (head * size_t(grid.y) + split) * QUERIES + begin;
     UNROLL for (int n = 0; n < ROUNDS; ++n) {
       float total = sum[n] + simd_from(sum[n], lane ^ 1);
       total += simd_from(total, lane ^ 2);

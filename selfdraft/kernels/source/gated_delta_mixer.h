@@ -64,6 +64,7 @@ PLACE float* const later = mixed + MOST_STEPS * CHANNELS;  // tape: keys [MOST_T
 
 const int HV = state_shape[1], steps = projected_shape[1], held = window_shape[1] - PAST;
 const int CONVOLVED = conv_weight_shape[0], COLUMNS = projected_shape[2], HK = (CONVOLVED - HV * DV) / (2 * DK);
+const int DELTAS = HK * DK, DECAYS = CONVOLVED - DELTAS, LINE = DECAYS + HV;  // of a step of a tape: keys, deltas, decay
 const uint head = group.x, batch = group.y, key_head = head * uint(HK) / uint(HV);
 const bool first = key_head * HV == head * HK;  // of its key head: it writes what they share
 const int place = lane % 8, row = simdgroup * 8 + lane / 8;  // its rows are row and row + 4
@@ -76,6 +77,7 @@ const int count = held ? int(accepted[batch]) : 0;
 int columns[ROUNDS];
 float weight[ROUNDS][TAPS], past[ROUNDS][PAST + CHOICE], fresh[ROUNDS][CHUNK];
 const auto given = projected + step_0 * COLUMNS;  // this row's; offsets of 32 bits from here on, for registers are few
+const auto taped = tape + size_t(batch) * held * LINE;
 const auto before = window + size_t(batch) * (PAST + held) * CONVOLVED;
 #define FETCH(n, from)                                             \
   UNROLL for (int t = 0; t < CHUNK; ++t)                           \
@@ -103,14 +105,14 @@ if (step < steps) {
   bias = float(dt_bias[head]);
 }
 float tape_key[OLD_KEYS], tape_delta = 0, tape_factor = 0;
-#define TAPE_KEY(at) float(tape_keys[((size_t(batch) * held + (at) / DK) * HK + key_head) * DK + (at) % DK])
-#define TAPE_DELTA(at) float(tape_deltas[((size_t(batch) * held + (at) / DV) * HV + head) * DV + (at) % DV])
+#define TAPE_KEY(at) taped[(at) / DK * LINE + key_head * DK + (at) % DK]
+#define TAPE_DELTA(at) taped[(at) / DV * LINE + DELTAS + head * DV + (at) % DV]
 UNROLL for (int n = 0; n < OLD_KEYS; ++n) {
   const int at = n * THREADS + worker;
   tape_key[n] = at < held * DK ? TAPE_KEY(at) : 0.f;
 }
 if (int(worker) < held * DV) tape_delta = TAPE_DELTA(int(worker));
-if (int(worker) < held) tape_factor = float(tape_decay[(size_t(batch) * held + worker) * HV + head]);
+if (int(worker) < held) tape_factor = taped[worker * LINE + DECAYS + head];
 float s[2][4 * WIDTH];
 UNROLL for (int r = 0; r < 2; ++r) {
   auto from = state + (matrix + row + 4 * r) * DK;
@@ -178,6 +180,7 @@ UNROLL for (int n = 0; n < ROUNDS; ++n) {
     }
   }
 }
+const auto noted = tape_now + step_0 * LINE;
 if (step < steps) {
   const float x = float(GATE(speed + bias)), small = exp(x < 0.f ? x : -x), more = 1.f + small;
   const float tail = more == 1.f ? 1.f : log(more) / (more - 1.f);  // log1p(small) over small
@@ -185,7 +188,7 @@ if (step < steps) {
   const float factor = exp(-exp(log_decay) * softplus);
   gates[2 * step] = factor;
   gates[2 * step + 1] = float(T(SIGMOID(rate)));
-  decay[(step_0 + step) * HV + head] = factor;
+  noted[step * LINE + DECAYS + head] = factor;
 }
 UNROLL for (int n = 0; n < OLD_KEYS; ++n) {
   const int at = n * THREADS + worker;
@@ -213,7 +216,7 @@ UNROLL for (int n = 0; n < ROUNDS; ++n) {
         const int t = from + i;
         if (t < steps) {
           mixed[t * CHANNELS + channel] = value[i];
-          if (is_key && first) keys[((step_0 + t) * HK + key_head) * DK + channel - DK] = T(value[i]);
+          if (is_key && first) noted[t * LINE + key_head * DK + channel - DK] = value[i];
         }
       }
     }
@@ -278,7 +281,7 @@ NOT_UNROLLED for (int t = 0; t < steps; ++t) {
   }
   if (place < 2) {
     const int mine = row + 4 * place;
-    deltas[((step_0 + t) * HV + head) * DV + mine] = place ? delta[1] : delta[0];
+    noted[t * LINE + DELTAS + head * DV + mine] = place ? delta[1] : delta[0];
     later[t * DV + mine] = float(T(place ? result[1] : result[0]));
   }
 }

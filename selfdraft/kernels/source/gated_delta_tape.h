@@ -3,9 +3,10 @@
 // A simdgroup holds ROWS rows of one head's S [DV, DK], DK / 32 columns of each a lane. Where DK is a multiple of 128 these
 // are fours of neighbours: a simdgroup reads and writes 512 bytes of S at a time, 16 a lane. Rows need nothing of each
 // other, so there is no barrier; ROWS = 4 lets a key serve four rows and four sums overlap.
-// Template: T of q, k, v; P of the tape's keys; BETA of beta; TAPE: at least the tape's steps; STEPS or TAPE may be 0, and what would be of that length is not touched.
+// Template: T of q, k, v; BETA of beta; TAPE: at least the tape's steps; STEPS or TAPE may be 0, and what would be of that length is not touched.
 constexpr int WIDTH = DK / 32;
 constexpr int KEPT = (STEPS * ROWS + 31) / 32 + (STEPS == 0);
+constexpr int DELTAS = HK * DK, DECAYS = DELTAS + HV * DV, LINE = DECAYS + HV;  // of a step of a tape: keys, deltas, decay
 
 #ifdef __METAL_VERSION__
 #define WRITE4(p, i, word) (((device uint4*)(p))[i] = (word))
@@ -14,9 +15,10 @@ constexpr int KEPT = (STEPS * ROWS + 31) / 32 + (STEPS == 0);
 #endif
 
 // A lane's columns of the DK values at `from`. Of 16-bit types, 16 bytes hold what two lanes want: both read them.
-#define READ_ROW(to, Type, from)                                                                     \
-  if (DK % 128) {                                                                                    \
-    UNROLL for (int i = 0; i < WIDTH; ++i) to[i] = float((from)[lane + 32 * i]);                     \
+#define COLUMN(i) (DK % 128 ? lane + 32 * (i) : (32 * ((i) / 4) + lane) * 4 + (i) % 4)
+#define READ_ROW(to, Type, from, aligned)                                                            \
+  if (DK % 128 || !(aligned)) {                                                                      \
+    UNROLL for (int i = 0; i < WIDTH; ++i) to[i] = float((from)[COLUMN(i)]);                         \
   } else {                                                                                           \
     constexpr int MANY = 16 / sizeof(Type);                                                          \
     UNROLL for (int j = 0; j < WIDTH / 4; ++j) {                                                     \
@@ -35,25 +37,25 @@ UNROLL for (int r = 0; r < ROWS; ++r) rows[r] = first + r < DV ? first + r : DV 
 
 float s[ROWS][WIDTH];
 UNROLL for (int r = 0; r < ROWS; ++r) {
-  READ_ROW(s[r], float, state + (matrix + rows[r]) * DK);
+  READ_ROW(s[r], float, state + (matrix + rows[r]) * DK, true);
 }
 
 // Everything else is asked for before S is here: one trip to memory. That includes the whole tape, so that no load waits
 // for `accepted`; what lies past it is dropped, whatever it is.
-const int count = TAPE ? int(accepted[batch]) : 0, held = tape_keys_shape[1];
+const int count = TAPE ? int(accepted[batch]) : 0, held = tape_shape[1];
 float old_key[TAPE + (TAPE == 0)][WIDTH], old_decay[TAPE + (TAPE == 0)], old_delta[TAPE + (TAPE == 0)][ROWS];
 UNROLL for (int t = 0; t < TAPE; ++t) {
-  const size_t token = size_t(batch) * held + (t < held ? t : held - 1);
-  READ_ROW(old_key[t], P, tape_keys + (token * HK + key_head) * DK);
-  old_decay[t] = tape_decay[token * HV + head];
-  UNROLL for (int r = 0; r < ROWS; ++r) old_delta[t][r] = tape_deltas[(token * HV + head) * DV + rows[r]];
+  const auto line = tape + (size_t(batch) * held + (t < held ? t : held - 1)) * LINE;
+  READ_ROW(old_key[t], float, line + key_head * DK, LINE % 4 == 0);
+  old_decay[t] = line[DECAYS + head];
+  UNROLL for (int r = 0; r < ROWS; ++r) old_delta[t][r] = line[DELTAS + head * DV + rows[r]];
 }
 float key[STEPS + (STEPS == 0)][WIDTH], query[STEPS + (STEPS == 0)][WIDTH], value[STEPS + (STEPS == 0)][ROWS];
 float g[STEPS + (STEPS == 0)], rate[STEPS + (STEPS == 0)];
 UNROLL for (int t = 0; t < STEPS; ++t) {
   const size_t token = size_t(batch) * STEPS + t;
-  READ_ROW(key[t], T, k + (token * HK + key_head) * DK);
-  READ_ROW(query[t], T, q + (token * HK + key_head) * DK);
+  READ_ROW(key[t], T, k + (token * HK + key_head) * DK, true);
+  READ_ROW(query[t], T, q + (token * HK + key_head) * DK, true);
   g[t] = decay[token * HV + head];
   rate[t] = float(beta[token * HV + head]);
   UNROLL for (int r = 0; r < ROWS; ++r) value[t][r] = float(v[(token * HV + head) * DV + rows[r]]);
@@ -109,10 +111,20 @@ UNROLL for (int t = 0; t < STEPS; ++t) {
 UNROLL for (int i = 0; i < KEPT; ++i) {
   const int slot = 32 * i + lane, t = slot / ROWS, row = first + slot % ROWS;
   if (t < STEPS && row < DV) {
-    const size_t at = ((size_t(batch) * STEPS + t) * HV + head) * DV + row;
-    y[at] = kept_y[i];
-    deltas[at] = kept_delta[i];
+    const size_t token = size_t(batch) * STEPS + t;
+    y[(token * HV + head) * DV + row] = kept_y[i];
+    tape_now[token * LINE + DELTAS + head * DV + row] = kept_delta[i];
   }
 }
+
+// What the new tape has of the inputs, read again, for registers are few: all threads of a head share in that.
+const auto noted = tape_now + size_t(batch) * STEPS * LINE;
+const auto given = k + size_t(batch) * STEPS * HK * DK;
+for (uint at = 32 * SIMDGROUPS * group.x + worker; at < STEPS * DK; at += 32 * SIMDGROUPS * grid.x) {
+  const uint t = at / DK, element = key_head * DK + at % DK;
+  if (head % (HV / HK) == 0) noted[t * LINE + element] = float(given[t * HK * DK + element]);
+  if (at < STEPS) noted[at * LINE + DECAYS + head] = decay[(size_t(batch) * STEPS + at) * HV + head];
+}
+#undef COLUMN
 #undef READ_ROW
 #undef WRITE4

@@ -36,6 +36,10 @@ typedef _Float16 float16;
 struct uint4 { uint32_t x, y, z, w; };
 #define WRITABLE(T, p) const_cast<T*>(p)
 inline uint4 load4(const void* p, size_t i) {
+  if (uintptr_t(p) % 16) {  // chips fault, or read what stands before
+    std::fprintf(stderr, "16 bytes are read from an address that is no multiple of 16\n");
+    std::abort();
+  }
   uint4 value;
   std::memcpy(&value, static_cast<const char*>(p) + 16 * i, 16);
   return value;

@@ -5,7 +5,10 @@
     // out evenly to as many threadgroups as the device runs at once, or a multiple of them.
     // The order of sums hangs on UNIT and WARPS alone: not on M, ROWS, TILES, TEAMS, PIECE, STAGES or PLACES.
     // What is made of the product: see verify_qmv_end.h. Where it is gated, half of a simdgroup's 16 rows are of the first half.
-    // Constants: T, FORM, BITS (4, 8), GROUP, WARPS, TEAMS, UNIT, PIECE, TILES, STAGES, ROWS (of x; the rest in group.y), PLACES.
+// SCALED: what comes out is divided by the root of the mean of `squares` (whose pieces a row has in `squares`) and EPS. NORMS: of
+// every sum that is put out, `scaled` is the same times norm_weight, and `squares_now` the squares, added up over ALIKE outputs.
+    // Constants: T, FORM, BITS (4, 8), GROUP, WARPS, TEAMS, UNIT, PIECE, TILES, STAGES, ROWS (of x; the rest in group.y), PLACES,
+// SCALED, EPS, NORMS, ALIKE (1 but for NORMS).
     constexpr int kWords = GROUP * BITS / 128;     // of a group that one lane holds: a quarter
     constexpr int kPairs = GROUP / 8;              // pairs of x that go with them
     constexpr int kRounds = (ROWS + 7) / 8;        // of 8 rows of x
@@ -16,6 +19,8 @@
     constexpr int kXWords = PIECE * GROUP / 2, kXStride = kXWords + 4;
     constexpr int kOwnWords = kRows * (kRowWords + 2 * kScales);  // of a simdgroup and a stage
     constexpr int kStage = TEAMS * kOwnWords + ROWS * kXStride;
+    constexpr int kFilled = WARPS * STAGES * kStage, kSums = (WARPS + NORMS) * TEAMS * kRows * 8;
+    constexpr int kEnd = kFilled > kSums ? kFilled : kSums;  // words of memory
     constexpr int kPieces = UNIT / PIECE;
     constexpr uint kOnes = Pairs<T>::kOnes;
     const int M = x_shape[0] * x_shape[1], N = weight_shape[0], K = x_shape[2];
@@ -23,8 +28,9 @@
     const int g = lane / 4, t = lane % 4, share = simdgroup % WARPS, team = simdgroup / WARPS;
     constexpr int kOwn = (FORM == GATED ? kRows / 2 : kRows) * TEAMS;  // outputs that a threadgroup has room for
     const int ends = FORM == GATED ? N / 2 : N, top = group.y * ROWS;
-    const int turns = (ends + PLACES * kOwn - 1) / (PLACES * kOwn), even = (ends + PLACES * turns - 1) / (PLACES * turns);
-    const int most = even > 8 ? even : 8, first = group.x * most, own = most < ends - first ? most : ends - first;
+    constexpr int kRoom = kOwn / ALIKE * ALIKE;
+    const int turns = (ends + PLACES * kRoom - 1) / (PLACES * kRoom), even = (ends + PLACES * turns - 1) / (PLACES * turns);
+    const int most = ((even > 8 ? even : 8) + ALIKE - 1) / ALIKE * ALIKE, first = group.x * most, own = most < ends - first ? most : ends - first;
     DYNAMIC_SHARED(uint, memory);
     uint* const stages = memory + share * STAGES * kStage;
     const int pieces = (groups / UNIT - share + WARPS - 1) / WARPS * kPieces;  // of this share
@@ -77,6 +83,16 @@
       if (stage < pieces) fetch(stage, stage);
       close_copies();
     }
+    float* const shrink = (float*)memory + kEnd;  // the reciprocal of a row's root mean square
+    if (SCALED)
+      for (int row = simdgroup; row < ROWS; row += WARPS * TEAMS) {
+        const int parts = squares_shape[2];
+        float sum = 0;
+        for (int i = lane; i < parts && top + row < M; i += 32) sum += squares[(top + row) * parts + i];
+        sum = simd_total(sum);
+        if (lane == 0) shrink[row] = 1.0f / sqrtf(sum / K + EPS);
+      }
+
     int stage = 0;
     for (int number = 0; number < pieces; ++number) {
       if (number + STAGES - 1 < pieces) fetch(number + STAGES - 1, stage ? stage - 1 : STAGES - 1);
@@ -142,6 +158,7 @@
     await_copies<0>();
 
     float* const parts = (float*)memory;  // of 8 rows of x at a time
+    float* const put_out = parts + WARPS * TEAMS * kRows * 8;
     UNROLL for (int m = 0; m < kRounds; ++m) {
       BARRIER();
       UNROLL for (int i = 0; i < TILES; ++i)
@@ -150,7 +167,7 @@
       auto total = [&](int row, int column) {
         float sum = 0;
         for (int warp = 0; warp < WARPS; ++warp) sum += parts[(warp * TEAMS * kRows + row) * 8 + column];
-        return sum;
+        return SCALED ? sum * shrink[8 * m + column] : sum;
       };
       for (int each = worker; each < kOwn * 8; each += 32 * WARPS * TEAMS) {
         const int column = each / kOwn, mine = each % kOwn, row = FORM == GATED ? mine / 8 * 16 + mine % 8 : mine;
@@ -158,9 +175,22 @@
         if (8 * m + column < ROWS && to < M && mine < own) {
           const size_t at = (size_t)to * ends + first + mine;
           const float sum = total(row, column);
-          y[at] = FORM == GATED  ? gated<T>(sum, total(row + 8, column))
-                  : FORM == ADDED ? T(float(T(sum)) + float(residual[at]))
-                                  : T(sum);
+          const T found = FORM == GATED  ? gated<T>(sum, total(row + 8, column))
+                          : FORM == ADDED ? T(float(T(sum)) + float(residual[at]))
+                                          : T(sum);
+          y[at] = found;
+          if (NORMS) scaled[at] = T(float(found) * float(norm_weight[first + mine])), put_out[each] = float(found);
+        }
+      }
+      if (NORMS) {
+        BARRIER();
+        for (int each = worker; each < kRoom / ALIKE * 8; each += 32 * WARPS * TEAMS) {
+          const int column = each % 8, begin = each / 8 * ALIKE, to = top + 8 * m + column;
+          if (8 * m + column < ROWS && to < M && begin < own) {
+            float sum = 0;
+            for (int i = begin; i < begin + ALIKE && i < own; ++i) sum = fma(put_out[column * kOwn + i], put_out[column * kOwn + i], sum);
+            squares_now[to * ((ends + ALIKE - 1) / ALIKE) + (first + begin) / ALIKE] = sum;
+          }
         }
       }
     }
