@@ -5,13 +5,15 @@ Kernels are stood in for by their references, so that many cycles of every kind 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from selfdraft.engine import RULES, Engine, Request, Row
+from selfdraft.engine import RULES, Engine, Request, Row, cycle
+from selfdraft.engine.ahead import Unread
 from selfdraft.engine.cycle import Choose, Cycle, Flight
 from selfdraft.models.few_rows import use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
@@ -97,6 +99,31 @@ def assert_the_same(model: Qwen35, asked: Sequence[Request], least: int = 5) -> 
 def test_every_kind_of_sampling(model: Qwen35, given: dict[str, Any], depth: int) -> None:
     _, (row,) = assert_the_same(model, [request(PROMPT, depth=depth, max_tokens=TOKENS, **given)])
     assert len(row.emitted) == TOKENS
+
+
+def test_an_early_cycle_is_queued_at_once(model: Qwen35, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time costs the host; a device that is busy with the cycle before needs it once."""
+    queued = []
+
+    def queue(*arrays: mx.array) -> None:
+        if sys._getframe(1).f_code.co_filename == cycle.__file__:  # not small numbers, which are kept
+            queued.append(arrays)
+        mx.eval(*arrays)
+
+    monkeypatch.setattr(mx, "async_eval", queue)
+
+    class Queued(Counting):
+        def launch(self, rows: Sequence[Row], depths: Sequence[int], unread: Unread | None = None) -> Flight:
+            before = len(queued)
+            flight = super().launch(rows, depths, unread)
+            (early if unread else first).append(len(queued) - before)
+            return flight
+
+    first: list[int] = []
+    early: list[int] = []
+    decode(model, Queued, [request(PROMPT, depth=3, max_tokens=TOKENS, temperature=0.0)])
+    assert set(early) == {0}
+    assert max(first) == 3 + 2  # the head's pairs, each draft, the verify pass
 
 
 def test_rows_of_several_kinds_and_lengths(model: Qwen35) -> None:

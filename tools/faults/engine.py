@@ -73,6 +73,13 @@ FAULTS = [
         "tests/engine/test_running_ahead.py",
     ),
     Fault(
+        "a cycle that runs ahead is queued piece by piece",
+        "engine/cycle.py",
+        "    if batch.unread is None:\n        mx.async_eval(array)",
+        "    mx.async_eval(array)",
+        AHEAD,
+    ),
+    Fault(
         "an early move is not undone",
         "engine/cycle.py",
         "            place.put_back()\n",
