@@ -335,11 +335,12 @@ class _Pace:
         """Bytes of shared memory."""
         piece = unit // self.parts
         words = matrix.group_size * matrix.bits // 32
-        weights = 16 * self.tiles * self.teams * (piece * words + piece)
-        stage = weights + self.rows * (piece * matrix.group_size // 2 + 4)
-        sums = 16 * self.tiles * self.teams * 8
+        outputs = 16 * self.tiles * self.teams
+        weights = self.stages * outputs * (piece * words + piece)
+        x = self.stages * self.rows * (piece * matrix.group_size // 2 + 4)
+        sums = warps * 8 * (outputs + 4) + matrix.norms * 8 * outputs
         inverse_roots = self.rows if matrix.eps is not None else 0
-        return 4 * (max(warps * self.stages * stage, (warps + matrix.norms) * sums) + inverse_roots)
+        return 4 * (max(warps * (weights + x), sums) + inverse_roots)
 
     def own(self, matrix: _Matrix) -> int:
         """Outputs of a threadgroup: as many as of every other, at most as many as there is room for, whole pieces."""

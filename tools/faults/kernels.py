@@ -61,6 +61,27 @@ FAULTS = [
         QMV,
     ),
     Fault(
+        "of two groups taken together, each has the other's scales",
+        "kernels/source/verify_qmv_mma.h",
+        "half_float<T>(pairs[tile + i][half][0], step)",
+        "half_float<T>(pairs[tile + i][half][0], 1 - step)",
+        QMV,
+    ),
+    Fault(
+        "a scale in bf16 keeps its neighbour's bits",
+        "kernels/source/mma.h",
+        "half ? pair & 0xFFFF0000u : pair << 16",
+        "half ? pair : pair << 16",
+        QMV,
+    ),
+    Fault(
+        "of a team's outputs, a tile is looked for where another's is",
+        "kernels/source/verify_qmv_mma.h",
+        "kLine + team * kRows + 16 * i + 8 * (j / 2) + g]",
+        "kLine + team * kRows + 8 * i + 8 * (j / 2) + g]",
+        QMV,
+    ),
+    Fault(
         "a threadgroup wants more registers than there are",
         "kernels/verify_qmv.py",
         "bounded=size > 16 and shape == (3, 3)",

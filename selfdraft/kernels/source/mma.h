@@ -25,6 +25,25 @@ template <int PAIRS, int BITS> FUNCTION void pair_up(uint* b) {
   }
 }
 
+// One half of a pair.
+template <class T> FUNCTION float half_float(uint pair, int half);
+template <> FUNCTION float half_float<BF16>(uint pair, int half) {
+  union { uint bits; float value; } it;
+  it.bits = half ? pair & 0xFFFF0000u : pair << 16;
+  return it.value;
+}
+template <> FUNCTION float half_float<FP16>(uint pair, int half) {
+  union { uint bits; FP16 values[2]; } it;
+  it.bits = pair;
+  return float(it.values[half]);
+}
+
+// c = a b, or that added to c.
+template <class T> FUNCTION void mma_next(bool added, float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+  if (added) mma<T>(c, a0, a1, a2, a3, b0, b1);
+  else mma_new<T>(c, a0, a1, a2, a3, b0, b1);
+}
+
 // COUNT elements that lie on a border of their own size, up to 16 bytes.
 template <int COUNT, class T> FUNCTION void load_shared(const T* from, T* to) {
   constexpr int bytes = COUNT * sizeof(T);

@@ -1,8 +1,9 @@
     // y[M, N] = x[M, K] times dequantised weight[N, K] on tensor cores. A simdgroup takes 16 TILES rows of the weight as the
     // left operand of mma (16 x 8 x 16) and 8 rows of x as the right one. The groups of K are dealt out to WARPS shares, UNIT
-    // at a time; TEAMS simdgroups work on a share, each with rows of its own, and have its part of x in common. Weights and x
-    // are copied through STAGES places in shared memory, PIECE groups in each, ahead of what is computed. The outputs are dealt
-    // out evenly to as many threadgroups as the device runs at once, or a multiple of them.
+    // at a time; TEAMS simdgroups work on a share, each with rows of its own, and have its part of x in common. They are neighbours,
+    // which run on different parts of a multiprocessor: where one waits for its team, others go on. Weights and x are copied through
+    // STAGES places in shared memory, PIECE groups in each, ahead of what is computed. The outputs are dealt out evenly to as many
+    // threadgroups as the device runs at once, or a multiple of them.
     // The order of sums hangs on UNIT and WARPS alone: not on M, ROWS, TILES, TEAMS, PIECE, STAGES or PLACES.
     // What is made of the product: see verify_qmv_end.h. Where it is gated, half of a simdgroup's 16 rows are of the first half.
 // SCALED: what comes out is divided by the root of the mean of `squares` (whose pieces a row has in `squares`) and EPS. NORMS: of
@@ -12,6 +13,7 @@
     constexpr int kWords = GROUP * BITS / 128;     // of a group that one lane holds: a quarter
     constexpr int kPairs = GROUP / 8;              // pairs of x that go with them
     constexpr int kRounds = (ROWS + 7) / 8;        // of 8 rows of x
+    constexpr int kAlike = ROWS < 8 ? ROWS : 8;    // of a round, that differ
     constexpr int kRows = 16 * TILES;              // of a simdgroup
     constexpr int kRowWords = PIECE * 4 * kWords;  // of a row and a piece
     constexpr int kApart = kWords < 8 ? 8 / kWords : 1;  // rows read at once, whose groups must lie in other banks
@@ -19,13 +21,17 @@
     constexpr int kXWords = PIECE * GROUP / 2, kXStride = kXWords + 4;
     constexpr int kOwnWords = kRows * (kRowWords + 2 * kScales);  // of a simdgroup and a stage
     constexpr int kStage = TEAMS * kOwnWords + ROWS * kXStride;
-    constexpr int kFilled = WARPS * STAGES * kStage, kSums = (WARPS + NORMS) * TEAMS * kRows * 8;
+    constexpr int kFilled = WARPS * STAGES * kStage, kLine = TEAMS * kRows + 4;
+    constexpr int kParts = WARPS * 8 * kLine, kSums = kParts + NORMS * TEAMS * kRows * 8;
     constexpr int kEnd = kFilled > kSums ? kFilled : kSums;  // words of memory
     constexpr int kPieces = UNIT / PIECE;
+    // Where there is one round, registers suffice for all tiles at once, so that no product waits for the one before; and two groups
+    // are taken together where teams fill the multiprocessor (with several threadgroups on it that was slower).
+    constexpr int kTogether = kRounds == 1 && kWords <= 2 ? TILES : 1, kSteps = kRounds == 1 && TEAMS > 1 ? 2 : 1;
     constexpr uint kOnes = Pairs<T>::kOnes;
     const int M = x_shape[0] * x_shape[1], N = weight_shape[0], K = x_shape[2];
     const int groups = K / GROUP;  // of a row
-    const int g = lane / 4, t = lane % 4, share = simdgroup % WARPS, team = simdgroup / WARPS;
+    const int g = lane / 4, t = lane % 4, share = simdgroup / TEAMS, team = simdgroup % TEAMS;
     constexpr int kOwn = (FORM == GATED ? kRows / 2 : kRows) * TEAMS;  // outputs that a threadgroup has room for
     const int ends = FORM == GATED ? N / 2 : N, top = group.y * ROWS;
     constexpr int kRoom = kOwn / ALIKE * ALIKE;
@@ -102,52 +108,67 @@
       const uint* const here = stages + stage * kStage + team * kOwnWords;
       const uint* const its_x = stages + stage * kStage + TEAMS * kOwnWords;
       stage = stage + 1 < STAGES ? stage + 1 : 0;
-      ROLLED for (int u = 0; u < PIECE; ++u) {
-        uint b[kRounds][kPairs];
-        float xs[kRounds][4];  // sums of x over the group
-        UNROLL for (int m = 0; m < kRounds; ++m) {
-          load_shared<kPairs>(its_x + (8 * m + g % (ROWS < 8 ? ROWS : 8)) * kXStride + (4 * u + t) * kPairs, b[m]);
-          pair_up<kPairs, BITS>(b[m]);
-          mma_new<T>(xs[m], kOnes, kOnes, kOnes, kOnes, b[m][0], b[m][1]);
-          UNROLL for (int j = 2; j < kPairs; j += 2) mma<T>(xs[m], kOnes, kOnes, kOnes, kOnes, b[m][j], b[m][j + 1]);
-        }
-        UNROLL for (int i = 0; i < TILES; ++i) {
-          uint words[2][kWords];
-          UNROLL for (int half = 0; half < 2; ++half)
-            load_shared<kWords>(here + (16 * i + 8 * half + g) * kRowWords + (4 * place(g, u) + t) * kWords, words[half]);
-          uint a[kWords][8];  // unpacked once for all rows of x
-          UNROLL for (int j = 0; j < kWords; ++j)
-            UNROLL for (int half = 0; half < 2; ++half) {
-              a[j][half] = nibbles<T, 0>(words[half][j]);
-              a[j][half + 2] = nibbles<T, 1>(words[half][j]);
-              a[j][half + 4] = nibbles<T, 2>(words[half][j]);
-              a[j][half + 6] = nibbles<T, 3>(words[half][j]);
-            }
-          float by[2], rest[2];
-          UNROLL for (int half = 0; half < 2; ++half) {
-            const T* const scale = (const T*)(here + kRows * kRowWords + (16 * i + 8 * half + g) * 2 * kScales);
-            by[half] = float(scale[u]);
-            rest[half] = fma(BITS == 4 ? -16.f : -272.f, by[half], float(scale[PIECE + u]));  // nibbles came as 16 + n
-          }
+      ROLLED for (int base = 0; base < PIECE; base += kSteps) {
+        uint pairs[TILES][2][2];  // scales and biases of two groups
+        if (kSteps == 2)
+          UNROLL for (int i = 0; i < TILES; ++i)
+            UNROLL for (int half = 0; half < 2; ++half)
+              UNROLL for (int kind = 0; kind < 2; ++kind)
+                pairs[i][half][kind] = here[kRows * kRowWords + ((16 * i + 8 * half + g) * 2 + kind) * kScales + base / 2];
+        UNROLL for (int step = 0; step < kSteps; ++step) {
+          const int u = base + step;
+          uint b[kRounds][kPairs];
+          float xs[kRounds][4];  // sums of x over the group
           UNROLL for (int m = 0; m < kRounds; ++m) {
-            const uint* const c = b[m];
-            float low[4], high[4];
-            UNROLL for (int j = 0; j < kWords; ++j) {
-              const uint* const n = a[j];
-              if (BITS == 4) {
-                if (j) mma<T>(low, n[0], n[1], n[2], n[3], c[4 * j], c[4 * j + 1]);
-                else mma_new<T>(low, n[0], n[1], n[2], n[3], c[0], c[1]);
-                mma<T>(low, n[4], n[5], n[6], n[7], c[4 * j + 2], c[4 * j + 3]);
-              } else {
-                if (j) mma<T>(low, n[0], n[1], n[4], n[5], c[2 * j], c[2 * j + 1]);
-                else mma_new<T>(low, n[0], n[1], n[4], n[5], c[0], c[1]);
-                if (j) mma<T>(high, n[2], n[3], n[6], n[7], c[2 * j], c[2 * j + 1]);
-                else mma_new<T>(high, n[2], n[3], n[6], n[7], c[0], c[1]);
+            load_shared<kPairs>(its_x + (8 * m + g % kAlike) * kXStride + (4 * u + t) * kPairs, b[m]);
+            pair_up<kPairs, BITS>(b[m]);
+            if (kTogether == 1)
+              UNROLL for (int j = 0; j < kPairs; j += 2) mma_next<T>(j > 0, xs[m], kOnes, kOnes, kOnes, kOnes, b[m][j], b[m][j + 1]);
+          }
+          UNROLL for (int tile = 0; tile < TILES; tile += kTogether) {
+            uint a[kTogether][kWords][8];  // unpacked once for all rows of x
+            float by[kTogether][2], rest[kTogether][2];
+            UNROLL for (int i = 0; i < kTogether; ++i) {
+              const int row = 16 * (tile + i) + g;
+              uint words[2][kWords];
+              UNROLL for (int half = 0; half < 2; ++half)
+                load_shared<kWords>(here + (row + 8 * half) * kRowWords + (4 * place(g, u) + t) * kWords, words[half]);
+              UNROLL for (int j = 0; j < kWords; ++j)
+                UNROLL for (int half = 0; half < 2; ++half) {
+                  a[i][j][half] = nibbles<T, 0>(words[half][j]);
+                  a[i][j][half + 2] = nibbles<T, 1>(words[half][j]);
+                  a[i][j][half + 4] = nibbles<T, 2>(words[half][j]);
+                  a[i][j][half + 6] = nibbles<T, 3>(words[half][j]);
+                }
+              UNROLL for (int half = 0; half < 2; ++half) {
+                const T* const scale = (const T*)(here + kRows * kRowWords + (row + 8 * half) * 2 * kScales);
+                by[i][half] = kSteps == 2 ? half_float<T>(pairs[tile + i][half][0], step) : float(scale[u]);
+                const float bias = kSteps == 2 ? half_float<T>(pairs[tile + i][half][1], step) : float(scale[PIECE + u]);
+                rest[i][half] = fma(BITS == 4 ? -16.f : -272.f, by[i][half], bias);  // nibbles came as 16 + n
               }
             }
-            UNROLL for (int j = 0; j < 4; ++j) {
-              const float product = BITS == 4 ? low[j] : fma(16.f, high[j], low[j]);
-              sums[i][m][j] = fma(by[j / 2], product, fma(rest[j / 2], xs[m][j % 2], sums[i][m][j]));
+            UNROLL for (int m = 0; m < kRounds; ++m) {
+              float low[kTogether][4], high[kTogether][4];
+              UNROLL for (int j = 0; j < kPairs; j += 2) {
+                const uint c0 = b[m][j], c1 = b[m][j + 1];
+                if (kTogether > 1) mma_next<T>(j > 0, xs[m], kOnes, kOnes, kOnes, kOnes, c0, c1);
+                UNROLL for (int i = 0; i < kTogether; ++i) {
+                  if (BITS == 4) {
+                    const uint* const n = a[i][j / 4] + j % 4 * 2;
+                    mma_next<T>(j > 0, low[i], n[0], n[1], n[2], n[3], c0, c1);
+                  } else {
+                    const uint* const n = a[i][j / 2];
+                    mma_next<T>(j > 0, low[i], n[0], n[1], n[4], n[5], c0, c1);
+                    mma_next<T>(j > 0, high[i], n[2], n[3], n[6], n[7], c0, c1);
+                  }
+                }
+              }
+              UNROLL for (int i = 0; i < kTogether; ++i)
+                UNROLL for (int j = 0; j < 4; ++j) {
+                  const float product = BITS == 4 ? low[i][j] : fma(16.f, high[i][j], low[i][j]);
+                  float* const sum = sums[tile + i][m] + j;
+                  *sum = fma(by[i][j / 2], product, fma(rest[i][j / 2], xs[m][j % 2], *sum));
+                }
             }
           }
         }
@@ -157,19 +178,19 @@
     }
     await_copies<0>();
 
-    float* const parts = (float*)memory;  // of 8 rows of x at a time
-    float* const put_out = parts + WARPS * TEAMS * kRows * 8;
+    float* const parts = (float*)memory;  // [WARPS][8 rows of x][kLine], so that neither writing nor reading meets a bank twice
+    float* const put_out = parts + kParts;
     UNROLL for (int m = 0; m < kRounds; ++m) {
       BARRIER();
       UNROLL for (int i = 0; i < TILES; ++i)
-        UNROLL for (int j = 0; j < 4; ++j) parts[(((share * TEAMS + team) * TILES + i) * 16 + 8 * (j / 2) + g) * 8 + 2 * t + j % 2] = sums[i][m][j];
+        UNROLL for (int j = 0; j < 4; ++j) parts[(share * 8 + 2 * t + j % 2) * kLine + team * kRows + 16 * i + 8 * (j / 2) + g] = sums[i][m][j];
       BARRIER();
       auto total = [&](int row, int column) {
         float sum = 0;
-        for (int warp = 0; warp < WARPS; ++warp) sum += parts[(warp * TEAMS * kRows + row) * 8 + column];
+        UNROLL for (int warp = 0; warp < WARPS; ++warp) sum += parts[(warp * 8 + column) * kLine + row];
         return SCALED ? sum * shrink[8 * m + column] : sum;
       };
-      for (int each = worker; each < kOwn * 8; each += 32 * WARPS * TEAMS) {
+      for (int each = worker; each < kOwn * kAlike; each += 32 * WARPS * TEAMS) {
         const int column = each / kOwn, mine = each % kOwn, row = FORM == GATED ? mine / 8 * 16 + mine % 8 : mine;
         const int to = top + 8 * m + column;
         if (8 * m + column < ROWS && to < M && mine < own) {
