@@ -13,7 +13,14 @@ import mlx.nn as nn
 import pytest
 
 from selfdraft.engine import Engine, Request
-from selfdraft.kernels import attention_inputs, few_query_attention, gated_delta_mixer, gated_delta_tape, verify_qmv
+from selfdraft.kernels import (
+    attention_inputs,
+    few_query_attention,
+    gated_delta_mixer,
+    gated_delta_tape,
+    verify_qmv,
+    verify_qmv_plan,
+)
 from selfdraft.kernels.portable import Kernel, Launch
 from selfdraft.kernels.self_check import relative_error
 from selfdraft.models.few_rows import FewRowsLinear, use_few_row_kernels
@@ -59,7 +66,7 @@ def model_of(bits: int | None) -> Qwen35:
 @pytest.fixture
 def tensor_cores(kernels: Count, monkeypatch: pytest.MonkeyPatch) -> Qwen35:
     """A model whose products run on emulated ones, and divide by the root mean squares of its norms themselves."""
-    monkeypatch.setattr(verify_qmv, "_BODIES", {"host": (verify_qmv._MMA, verify_qmv._SIMD)})
+    monkeypatch.setattr(verify_qmv_plan, "BODIES", {"host": (verify_qmv_plan.MMA, verify_qmv_plan.SIMD)})
     wide = {"hidden_size": 128, "intermediate_size": 128, "linear_value_head_dim": 64}
     model = nano_model(5, bits=4, dtype=mx.bfloat16, **{**FOR_KERNELS, **wide})
     use_few_row_kernels(model)

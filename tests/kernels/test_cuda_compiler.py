@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.kernels import cuda_compiler as subject
-from selfdraft.kernels import portable, verify_qmv
+from selfdraft.kernels import portable, verify_qmv_plan
 from selfdraft.kernels.cuda_compiler import Signature, compile_ahead, cubin, mlx_source, module_name
 from tests.support.cuda_texts import record_texts, run_model, run_others
 from tests.support.host_kernels import needs_compiler
@@ -87,8 +87,8 @@ def test_a_multiprocessor_has_registers_for_a_threadgroup(bits: int, dtype: mx.D
     """Of the largest products: else they could not be launched. Left alone, the compiler takes 174 a thread for 32 rows
     in fp16, of which 384 threads have 168."""
     for rows in (16, 32):
-        matrix = verify_qmv._Matrix(14336, 5120, bits, 64, dtype)
-        launch, kernel = verify_qmv._mma_launch(matrix, rows), verify_qmv._MMA.kernel(matrix)
+        matrix = verify_qmv_plan.Matrix(14336, 5120, bits, 64, dtype)
+        launch, kernel = verify_qmv_plan.MMA.launch(matrix, rows), verify_qmv_plan.MMA.kernel(matrix)
         arrays = (
             zip(kernel.inputs, (dtype, mx.uint32, dtype, dtype), strict=True),
             zip(kernel.outputs, [dtype], strict=True),
@@ -122,7 +122,10 @@ def of_code(code: bytes, attribute: int) -> int:
 
 def test_a_bound_stands_behind_everything_but_the_signature() -> None:
     """And a kernel without one has none: told how many threads there are, the compiler takes fewer registers."""
-    kernel, template = verify_qmv._MMA.kernel(verify_qmv._Matrix(64, 256, 4, 64, mx.bfloat16)), {"T": mx.bfloat16}
+    kernel, template = (
+        verify_qmv_plan.MMA.kernel(verify_qmv_plan.Matrix(64, 256, 4, 64, mx.bfloat16)),
+        {"T": mx.bfloat16},
+    )
     free, _ = kernel.text("cuda", template)
     bound, _ = kernel.text("cuda", template, 384)
     assert bound.startswith(free)

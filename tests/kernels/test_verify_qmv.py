@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from selfdraft.kernels import verify_qmv as subject
+from selfdraft.kernels import verify_qmv_plan as plan
 from selfdraft.kernels.verify_qmv import (
     MOST_ROWS,
     fits,
@@ -39,11 +40,11 @@ class Case:
     def run(self, rows: slice = slice(None), *, gated: bool = False, residual: mx.array | None = None) -> mx.array:
         x = self.x[rows]
         form = "gated" if gated else "plain" if residual is None else "added"
-        matrix = subject._Matrix(self.weight.shape[0], x.shape[1], self.bits, self.group_size, x.dtype, form)
+        matrix = plan.Matrix(self.weight.shape[0], x.shape[1], self.bits, self.group_size, x.dtype, form)
         (y,) = run_on_host(
-            subject._SIMD.kernel(matrix),
+            plan.SIMD.kernel(matrix),
             [x[None], self.weight, self.scales, self.biases, *([] if residual is None else [residual])],
-            subject._simd_launch(matrix, x.shape[0]),
+            plan.SIMD.launch(matrix, x.shape[0]),
         )
         return y[0]
 
@@ -199,8 +200,8 @@ def test_zero_gives_zero() -> None:
 @pytest.mark.parametrize("form", ["plain", "gated"])
 def test_one_body_for_all_numbers_of_rows(where: str, bits: int, group_size: int, dtype: mx.Dtype, form: str) -> None:
     """Two bodies differ in the order of their sums. Every matrix that fits has one."""
-    matrix = subject._Matrix(40, 1280, bits, group_size, dtype, form)
-    body = subject._body(where, matrix)  # type: ignore[arg-type]
+    matrix = plan.Matrix(40, 1280, bits, group_size, dtype, form)
+    body = plan.body_of(where, matrix)  # type: ignore[arg-type]
     for rows in range(1, MOST_ROWS + 1):
         launch = body.launch(matrix, rows)
         assert list(launch.shapes) == [(1, rows, 20 if form == "gated" else 40)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from selfdraft.kernels import verify_qmv as subject
+from selfdraft.kernels import verify_qmv_plan as plan
 from selfdraft.kernels.self_check import relative_error
 from tests.kernels.test_verify_qmv import Case, assert_forms, assert_rounded, case, other, same
 from tests.support.host_kernels import needs_compiler, run_on_host
@@ -33,19 +34,19 @@ def run(
     """`changed`: of the pace. The device has so few multiprocessors that threadgroups have many outputs."""
     x = made.x[:rows]
     kind = form, None if squares is None else EPS, norm_weight is not None
-    matrix = subject._Matrix(made.weight.shape[0], x.shape[1], made.bits, made.group_size, x.dtype, *kind)
-    assert subject._mma_serves(matrix)
+    matrix = plan.Matrix(made.weight.shape[0], x.shape[1], made.bits, made.group_size, x.dtype, *kind)
+    assert plan.MMA.serves(matrix)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subject, "_MULTIPROCESSORS", 1)
-        paces = subject._paces
-        patch.setattr(subject, "_paces", lambda *of: [replace(pace, **(changed or {})) for pace in paces(*of)])
-        launch = subject._mma_launch(matrix, x.shape[0])
+        patch.setattr(plan, "_MULTIPROCESSORS", 1)
+        paces = plan._paces
+        patch.setattr(plan, "_paces", lambda *of: [replace(pace, **(changed or {})) for pace in paces(*of)])
+        launch = plan.MMA.launch(matrix, x.shape[0])
     others = [
         each if each is norm_weight else each[None, :rows]
         for each in (residual, squares, norm_weight)
         if each is not None
     ]
-    found = run_on_host(subject._MMA.kernel(matrix), [x[None], made.weight, made.scales, made.biases, *others], launch)
+    found = run_on_host(plan.MMA.kernel(matrix), [x[None], made.weight, made.scales, made.biases, *others], launch)
     return [each[0] for each in found]
 
 
@@ -145,13 +146,13 @@ def test_the_bits_of_a_norm_hang_on_nothing_else() -> None:
 def test_all_numbers_of_rows_have_a_pace_that_fits() -> None:
     for outputs, inputs in ((17408, 5120), (5120, 17408), (1024, 5120), (248320, 5120), (16, 256), (64, 128)):
         for bits, group_size in ((4, 64), (8, 64), (4, 32), (8, 128), (4, 128)):
-            matrix = subject._Matrix(outputs, inputs, bits, group_size, mx.bfloat16)
-            if not subject._mma_serves(matrix):
+            matrix = plan.Matrix(outputs, inputs, bits, group_size, mx.bfloat16)
+            if not plan.MMA.serves(matrix):
                 assert inputs % 256, (inputs, group_size)
                 continue
             order = set()
             for rows in range(1, subject.MOST_ROWS + 1):
-                launch = subject._mma_launch(matrix, rows)
+                launch = plan.MMA.launch(matrix, rows)
                 assert launch.shared <= 227 * 1024
                 assert launch.threads <= 512
                 assert launch.template["PIECE"] in (2, 4, 8)

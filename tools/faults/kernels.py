@@ -55,7 +55,7 @@ FAULTS = [
     ),
     Fault(
         "the order of sums hangs on the number of rows",
-        "kernels/verify_qmv.py",
+        "kernels/verify_qmv_plan.py",
         "    warps = min(warps, matrix.inputs // (unit * matrix.group_size))\n",
         "    warps = min(warps, matrix.inputs // (unit * matrix.group_size), 2 + rows)\n",
         QMV,
@@ -83,7 +83,7 @@ FAULTS = [
     ),
     Fault(
         "a threadgroup wants more registers than there are",
-        "kernels/verify_qmv.py",
+        "kernels/verify_qmv_plan.py",
         "bounded=size > 16 and shape == (3, 3)",
         "bounded=False",
         COMPILER,
@@ -126,8 +126,8 @@ FAULTS = [
     Fault(
         "a norm is part of a product in fp16, whose range it leaves",
         "kernels/verify_qmv.py",
-        "matrix.dtype == mx.bfloat16 and _body(where, matrix).norms",
-        "_body(where, matrix).norms",
+        "matrix.dtype == mx.bfloat16 and body_of(where, matrix).norms",
+        "body_of(where, matrix).norms",
         "tests/kernels/test_verify_qmv.py",
     ),
     Fault(
