@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from .few_query_attention import fits_sizes
-from .portable import Call, Kernel, Launch, one_a_row, row_chunks
+from .portable import Call, Kernel, Launch, one_a_row, remember, row_chunks
 from .self_check import SelfCheck, relative_error
 from .small_arrays import constant
 
@@ -72,7 +72,7 @@ def attention_inputs(
     key = (*((x.shape, x.dtype) for x in given), len(keys), heads, kv_heads, size)
     calls = _CALLS.get(key)
     if calls is None:
-        calls = _CALLS[key] = _prepared(projected, shared, keys, values, starts, heads, kv_heads, size)
+        calls = remember(_CALLS, key, _prepared(projected, shared, keys, values, starts, heads, kv_heads, size))
     found = []
     for call, at in zip(calls, row_chunks(len(keys)), strict=True):
         buffers = *one_a_row(keys[at]), *one_a_row(values[at])

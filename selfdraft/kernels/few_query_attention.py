@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from .portable import Backend, Call, Kernel, Launch, backend, most_shared, one_a_row, row_chunks
+from .portable import Backend, Call, Kernel, Launch, backend, most_shared, one_a_row, remember, row_chunks
 from .self_check import SelfCheck, relative_error, speed_over
 from .small_arrays import constant, numbers
 
@@ -116,10 +116,11 @@ def few_query_attention(
         RuntimeError: there is no GPU.
     """
     own = [(x.shape, x.dtype) for x in (*keys, *values)]
-    key = (q.shape, q.dtype, *own, len(keys), None if gate is None else (gate.shape, gate.dtype))
+    others = lengths.shape, lengths.dtype, None if gate is None else (gate.shape, gate.dtype)
+    key = (q.shape, q.dtype, *own, len(keys), *others)
     calls = _CALLS.get(key)
     if calls is None:
-        calls = _CALLS[key] = _prepared(q, keys, values, gate)
+        calls = remember(_CALLS, key, _prepared(q, keys, values, lengths, gate))
     found = []
     for at, partial, merge in calls:
         buffers = *one_a_row(keys[at]), *one_a_row(values[at])
@@ -193,19 +194,20 @@ def fits_sizes(*, heads: int, kv_heads: int, tokens: int, size: int, dtype: mx.D
 
 
 def _prepared(
-    q: mx.array, keys: Sequence[mx.array], values: Sequence[mx.array], gate: mx.array | None
+    q: mx.array, keys: Sequence[mx.array], values: Sequence[mx.array], lengths: mx.array, gate: mx.array | None
 ) -> list[tuple[slice, Call, Call]]:
     """Chunks of the rows, and for each partial results and their merge."""
-    given = [x for x in (q, *keys, *values, gate) if x is not None]
+    given = [x for x in (q, *keys, *values, lengths, gate) if x is not None]
     wanted = (q.shape[0], q.shape[2], q.dtype)
     if (
         not fits(q, keys)
         or [(x.shape, x.dtype) for x in values] != [(x.shape, x.dtype) for x in keys]
+        or (lengths.shape, lengths.dtype) != ((q.shape[0],), mx.int32)
         or (gate is not None and (*gate.shape[:2], gate.dtype) != wanted)
         or (gate is not None and (gate.ndim != 3 or gate.shape[2] < 2 * q.shape[1] * q.shape[3]))
     ):
         shapes = ", ".join(f"{x.dtype} {x.shape}" for x in given)
-        raise ValueError(f"few_query_attention does not take q, keys, values (and gate) of {shapes}")
+        raise ValueError(f"few_query_attention does not take q, keys, values, lengths (and gate) of {shapes}")
     body = next(body for body in _BODIES[backend() or "host"] if body.serves(q.dtype))
     of_a_row = 4 * math.prod(body.found(q, keys)[-1][1:])
     chunks = row_chunks(len(keys), max(_PARTIAL // of_a_row, 1))

@@ -34,18 +34,26 @@ def gated_delta_steps(
     """
     q, k = _to_value_heads(q, v), _to_value_heads(k, v)
     q, k, v, g, beta = (x.astype(mx.float32) for x in (q, k, v, g, beta))
-    pairs = mx.stack([k, q], axis=-1)
     along = (k * q).sum(axis=-1, keepdims=True)
     outputs, states = [], []
     for t in range(q.shape[1]):
-        # One pass over the state for both: y_t = g_t S_{t-1} q_t + delta_t (k_t . q_t).
-        seen = state @ pairs[:, t]
+        # y_t = g_t S_{t-1} q_t + delta_t (k_t . q_t), so that the state is read for both at once.
+        of_key, of_query = _products(state, k[:, t], q[:, t])
         decay = g[:, t, :, None]
-        delta = (v[:, t] - decay * seen[..., 0]) * beta[:, t, :, None]
-        outputs.append(decay * seen[..., 1] + delta * along[:, t])
+        delta = (v[:, t] - decay * of_key) * beta[:, t, :, None]
+        outputs.append(decay * of_query + delta * along[:, t])
         state = _written(decay[..., None], state, delta[..., None], k[:, t, :, None, :])
         states.append(state)
     return mx.stack(outputs, axis=1), states
+
+
+def _products(state: mx.array, k: mx.array, q: mx.array) -> tuple[mx.array, mx.array]:
+    """S k and S q, [B, Hv, Dv]."""
+    if mx.default_device() == mx.cpu:
+        both = state @ mx.stack([k, q], axis=-1)
+        return both[..., 0], both[..., 1]
+    # A matrix product in fp32 may be one of TF32 on CUDA, and of another order for another number of rows.
+    return (state * k[:, :, None]).sum(axis=-1), (state * q[:, :, None]).sum(axis=-1)
 
 
 @mx.compile

@@ -295,8 +295,11 @@ def _launch(
 
 
 def _error() -> float:
-    """Of y, state and deltas together; infinite if the first step's bits depend on the number of steps."""
-    batch, steps, key_heads, value_heads, width = 2, 3, 1, 2, 128
+    """Of y, state and tape together; infinite if the first step's bits depend on the number of steps.
+
+    Steps of the tape lie on 16 bytes, as those of models do: other ones are read in another way.
+    """
+    batch, steps, key_heads, value_heads, width = 2, 3, 1, 4, 128
     keys = mx.random.split(mx.random.key(0), 9)
     q, k, old_keys = (
         (x / mx.linalg.norm(x, axis=-1, keepdims=True)).astype(mx.float16)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import mlx.core as mx
 
@@ -43,10 +43,12 @@ __all__ = [
     "most_shared",
     "one_a_row",
     "read_source",
+    "remember",
     "row_chunks",
     "sources_digest",
 ]
 
+_Made = TypeVar("_Made")
 Backend = Literal["metal", "cuda", "host"]
 
 Call = Callable[..., list[mx.array]]  # of inputs=[...]
@@ -269,6 +271,17 @@ def one_a_row(arrays: Sequence[mx.array]) -> list[mx.array]:
     So there are two texts, both of which a self-check can run, rather than one for every number of rows.
     """
     return list(arrays) if len(arrays) == 1 else [*arrays, *[arrays[-1]] * (most_rows() - len(arrays))]
+
+
+_REMEMBERED = 1024
+
+
+def remember(calls: dict[tuple[object, ...], _Made], key: tuple[object, ...], made: _Made) -> _Made:
+    """Keep what was made for a key, for calls whose keys have sizes of many rows: so many that old ones must go."""
+    if len(calls) >= _REMEMBERED:
+        calls.clear()
+    calls[key] = made
+    return made
 
 
 # KB of shared memory for one threadgroup, where there are more than 99 (CUDA C++ Programming Guide, "Compute

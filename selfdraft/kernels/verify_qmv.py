@@ -119,18 +119,21 @@ def _found(
     """`how`: group size, bits, form."""
     x, squares, eps = (given, None, None) if isinstance(given, mx.array) else (given.x, given.squares, given.eps)
     inputs = [x, *matrix, *(each for each in (residual, squares, norm_weight) if each is not None)]
-    weight, scales, biases = matrix
-    key = (x.shape, weight.shape, x.dtype, how, scales.shape, biases.shape, scales.dtype, eps, norm_weight is None)
+    key = (*((each.shape, each.dtype) for each in inputs), how, eps, residual is None, norm_weight is None)
     call = _CALLS.get(key)
     if call is None:
+        weight = matrix[0]
         rows, outputs = x.shape[:2], weight.shape[0]
-        for name, array, shape in (
-            ("a residual", residual, (*rows, outputs)),
-            ("norm_weight", norm_weight, (outputs,)),
-            ("squares", squares, (*rows, squares.shape[-1]) if squares is not None else ()),
+        for name, array, shape, dtype in (
+            ("a residual", residual, (*rows, outputs), x.dtype),
+            ("norm_weight", norm_weight, (outputs,), x.dtype),
+            ("squares", squares, (*rows, squares.shape[-1]) if squares is not None else (), mx.float32),
         ):
-            if array is not None and (array.shape != shape or (how[2] == "gated" and name == "a residual")):
-                raise ValueError(f"{name} of {array.shape} goes with no {how[2]} product of {x.shape}, {weight.shape}")
+            if array is None:
+                continue
+            if (array.shape, array.dtype) != (shape, dtype) or (how[2] == "gated" and name == "a residual"):
+                product = f"{how[2]} product of {x.dtype} {x.shape}, {weight.shape}"
+                raise ValueError(f"{name} {array.dtype} {array.shape} goes with no {product}")
         call = _CALLS[key] = _prepared(inputs, how, eps, norm_weight is not None)
     return call(inputs=inputs)
 
@@ -231,7 +234,8 @@ def _takes_norms(where: Backend, matrix: Matrix) -> bool:
 
 
 def _error() -> float:
-    """Against the reference: 4 bits in every form, one row and three; 8 bits plain, three rows.
+    """Against the reference: 4 bits in every form that models in bf16 take here, one row and three; 8 bits plain, three
+    rows. More rows are other texts, which tests compile and run on the host.
 
     Infinite if a row's bits hang on other rows. On CUDA these are the texts of a model's depth 3, which has to compile
     them anyhow: rows of weights decide how many simdgroups share a sum, and that is compiled in. Outputs fill no tile.

@@ -75,7 +75,7 @@ class GatedMLP(nn.Module):
 
 def added(layer: Any, x: mx.array, residual: mx.array) -> mx.array:
     """residual + layer(x), in one pass where a kernel does it."""
-    if isinstance(layer, FewRowsLinear) and "bias" not in layer and _fits(layer, x):
+    if isinstance(layer, FewRowsLinear) and "bias" not in layer and _fits(layer, x) and residual.dtype == x.dtype:
         return _few_rows(layer, x, residual=residual)
     out: mx.array = residual + layer(x)
     return out

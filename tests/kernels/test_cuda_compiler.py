@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -81,25 +82,29 @@ def test_every_text_of_a_model_compiles(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
-def test_a_multiprocessor_has_registers_for_a_threadgroup(bits: int, dtype: mx.Dtype) -> None:
+@pytest.mark.parametrize(
+    ("bits", "dtype", "form"),
+    [
+        *((bits, dtype, {}) for bits in (4, 8) for dtype in (mx.bfloat16, mx.float16)),
+        (4, mx.bfloat16, {"form": "gated", "eps": 1e-6}),
+        (4, mx.bfloat16, {"form": "added", "norms": True}),
+    ],
+)
+def test_a_multiprocessor_has_registers_for_a_threadgroup(bits: int, dtype: mx.Dtype, form: dict[str, Any]) -> None:
     """Of the largest products: else they could not be launched. Left alone, the compiler takes 174 a thread for 32 rows
     in fp16, of which 384 threads have 168."""
     for rows in (16, 32):
-        matrix = verify_qmv_plan.Matrix(14336, 5120, bits, 64, dtype)
+        matrix = verify_qmv_plan.Matrix(14336, 5120, bits, 64, dtype, **form)
         launch, kernel = verify_qmv_plan.MMA.launch(matrix, rows), verify_qmv_plan.MMA.kernel(matrix)
-        arrays = (
-            zip(kernel.inputs, (dtype, mx.uint32, dtype, dtype), strict=True),
-            zip(kernel.outputs, [dtype], strict=True),
-        )
+        others = {"weight": mx.uint32, "squares": mx.float32, "squares_now": mx.float32}
+        arrays = ([(name, others.get(name, dtype)) for name in names] for names in (kernel.inputs, kernel.outputs))
         signature = Signature(kernel.name, *map(tuple, arrays))
         header, body = kernel.text("cuda", launch.template, launch.bound)
         code, _ = cubin(signature, mlx_source(signature, header, body), "sm_90")
         registers = of_code(code, REGISTERS)
         assert 24 <= registers <= 255
         assert (registers + 7) // 8 * 8 * launch.threads <= 65536
-        assert of_code(code, STACK) <= 32  # addresses for a few pieces of a matrix, and nothing of what is summed
+        assert of_code(code, STACK) <= 48  # addresses for a few pieces of a matrix, and nothing of what is summed
 
 
 REGISTERS, STACK = 0x2F, 0x11  # EIATTR_REGCOUNT, EIATTR_FRAME_SIZE: attributes of .nv.info

@@ -257,6 +257,17 @@ def test_partial_results_of_long_rows_are_bounded(monkeypatch: pytest.MonkeyPatc
         assert max(found) <= 64 * 2**20
 
 
+def test_lengths_are_one_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of fewer or of another kind a kernel would read what is not there. Checked also after a good call."""
+    record_texts(monkeypatch)
+    monkeypatch.setattr(subject, "_BODIES", {"cuda": (subject._MMA,)})
+    q, keys = mx.zeros((2, 4, 1, 64), mx.bfloat16), [mx.zeros((1, 2, 256, 64), mx.bfloat16)] * 2
+    few_query_attention(q, keys, keys, mx.array([3, 4], mx.int32), scale=1.0)
+    for bad in (mx.array([3], mx.int32), mx.array([3, 4], mx.uint32)):
+        with pytest.raises(ValueError, match="lengths"):
+            few_query_attention(q, keys, keys, bad, scale=1.0)
+
+
 @pytest.mark.parametrize("kernel", [subject._SIMD.kernel, attention_inputs._KERNEL], ids=lambda kernel: kernel.name)
 def test_metal_has_buffers_for_the_most_rows(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """31, of which MLX takes one for every array and one for every shape that the text names."""

@@ -132,6 +132,8 @@ CASES = [
     (Sizes(dtype=mx.float32, key_dim=32, value_heads=1, value_dim=1), 2, 0, (0, 0, 0)),
     (Sizes(key_dim=256, value_heads=1, value_dim=33), 5, 2, (1, 2, 0)),
     (Sizes(key_heads=2, value_heads=2, value_dim=2), 2, 3, (3, 1, 0)),
+    (Sizes(value_heads=4, value_dim=3), 3, 4, (4, 1, 2)),  # steps of the tape on 16 bytes, as of a model
+    (Sizes(key_dim=256, value_heads=4, value_dim=2), 2, 3, (3, 0, 2)),
     (Sizes(dtype=mx.float16, key_dim=96, value_heads=1, value_dim=3, batch=1), 16, 16, (11,)),
 ]
 

@@ -23,6 +23,7 @@ from selfdraft.kernels.verify_qmv import (
     verify_qmv_norm_reference,
     verify_qmv_reference,
 )
+from tests.support.cuda_texts import record_texts
 from tests.support.host_kernels import needs_compiler, run_on_host
 
 
@@ -312,3 +313,23 @@ def test_the_references_of_a_norm_are_rms_norm() -> None:
     assert mx.array_equal(y, verify_qmv_reference(made.x[None], **matrix, residual=residual))
     expected = verify_qmv_reference(mx.fast.rms_norm(y, weight, 1e-3), **matrix, gated=True)
     assert mx.allclose(verify_qmv_reference(scaled, **matrix, gated=True), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_goes_with_a_product_is_checked_at_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also once a call of these sizes was good: a kernel would read past the end, or take numbers for others."""
+    record_texts(monkeypatch)
+    made = case(2, 40, 1280, 4, 64, mx.bfloat16)
+    matrix: Any = {"weight": made.weight, "scales": made.scales, "biases": made.biases, "group_size": 64, "bits": 4}
+    x, residual, squares = made.x[None], other(made)[None], mx.ones((1, 2, 3))
+    good: Any = {"residual": residual, "norm_weight": residual[0, 0], "eps": 1e-6}
+    verify_qmv(x, **matrix, residual=residual)
+    subject.verify_qmv_norm(subject.Scaled(x, squares, 1e-6), **matrix, **good)
+    for bad in (residual[:, :1], residual.astype(mx.float32)):
+        with pytest.raises(ValueError, match="a residual"):
+            verify_qmv(x, **matrix, residual=bad)
+    for bad in (residual[0, 0, :8], residual[0, 0].astype(mx.float32)):
+        with pytest.raises(ValueError, match="norm_weight"):
+            subject.verify_qmv_norm(x, **matrix, **{**good, "norm_weight": bad})
+    for bad in (squares[:, :1], squares.astype(mx.bfloat16)):
+        with pytest.raises(ValueError, match="squares"):
+            verify_qmv(subject.Scaled(x, bad, 1e-6), **matrix)

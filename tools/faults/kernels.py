@@ -19,6 +19,13 @@ COMPILER = "tests/kernels/test_cuda_compiler.py"
 
 FAULTS = [
     Fault(
+        "keys that lie on 16 bytes are read from a place further on",
+        "kernels/source/gated_delta_tape.h",
+        "line + key_head * DK, LINE % 4 == 0);",
+        "line + key_head * DK + (LINE % 4 == 0 && DK % 128 == 0 ? 4 : 0), LINE % 4 == 0);",
+        TAPE,
+    ),
+    Fault(
         "a copy to shared memory is not waited for",
         "kernels/source/verify_qmv_mma.h",
         "await_copies<STAGES - 1>();",
@@ -94,6 +101,20 @@ FAULTS = [
         'return "\\n".join(map(_include, names)) + "\\n" + _bounds(bound), body',
         'return "\\n".join(map(_include, names)) + "\\n", body',
         COMPILER,
+    ),
+    Fault(
+        "what goes with a product is checked at the first call alone",
+        "kernels/verify_qmv.py",
+        "key = (*((each.shape, each.dtype) for each in inputs), how,",
+        "key = (x.shape, x.dtype, *(each.shape for each in matrix), how,",
+        "tests/kernels/test_verify_qmv.py",
+    ),
+    Fault(
+        "lengths of other rows than there are are taken",
+        "kernels/few_query_attention.py",
+        "        or (lengths.shape, lengths.dtype) != ((q.shape[0],), mx.int32)\n",
+        "",
+        ATTENTION,
     ),
     Fault(
         "a product divides by the root mean square of another row",
