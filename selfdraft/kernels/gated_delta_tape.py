@@ -158,9 +158,10 @@ def gated_delta_verify(
         ValueError: an array is not as described (see `fits`).
         RuntimeError: there is no GPU.
     """
-    key = (q.shape, v.shape, k.dtype, beta.dtype, tape.array.shape if tape else None, state.shape)
     old = tape.array if tape else state  # which is not looked at
-    call, inputs = _CALLS.get(key), [q, k, v, g.astype(mx.float32), beta, state, old, accepted]
+    inputs = [q, k, v, g.astype(mx.float32), beta, state, old, accepted]
+    key = (*((x.shape, x.dtype) for x in inputs), tape is None)
+    call = _CALLS.get(key)
     if call is None:
         call = _CALLS[key] = _prepared(inputs, tape)
     y, state_now, tape_now = call(inputs=inputs)

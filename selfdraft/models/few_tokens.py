@@ -105,7 +105,7 @@ class FewTokens:
         states, buffers = iter(held), iter(places)
         left: list[tuple[mx.array, ...]] = []
         normed = self._layers[0].input_layernorm(x) if self._layers else None
-        for layer, then in zip(self._layers, [*self._layers[1:], None], strict=True):
+        for layer, then in zip(self._layers, [*self._layers, None][1:], strict=True):
             following = None if then is None else then.entrance
             if "linear_attn" in layer:
                 window, memory, *tape = next(states)

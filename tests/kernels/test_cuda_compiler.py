@@ -104,7 +104,9 @@ def test_a_multiprocessor_has_registers_for_a_threadgroup(bits: int, dtype: mx.D
         registers = of_code(code, REGISTERS)
         assert 24 <= registers <= 255
         assert (registers + 7) // 8 * 8 * launch.threads <= 65536
-        assert of_code(code, STACK) <= 48  # addresses for a few pieces of a matrix, and nothing of what is summed
+        assert of_code(code, STACK) <= (
+            48 if matrix.norms else 32
+        )  # addresses for a few pieces of a matrix, and nothing of what is summed
 
 
 REGISTERS, STACK = 0x2F, 0x11  # EIATTR_REGCOUNT, EIATTR_FRAME_SIZE: attributes of .nv.info

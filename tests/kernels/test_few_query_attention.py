@@ -238,6 +238,16 @@ def test_launches_are_few_and_even(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(range(8)[chunk]) for chunk in portable.row_chunks(8)] == [4, 4]
 
 
+def test_calls_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capacities of eight rows come in more combinations than a server could keep."""
+    monkeypatch.setattr(portable, "_REMEMBERED", 3)
+    calls: dict[tuple[object, ...], int] = {}
+    for number in range(8):
+        assert portable.remember(calls, (number,), number) == number
+        assert calls[number,] == number
+        assert len(calls) <= 3
+
+
 def test_partial_results_of_long_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One long row makes those of all rows of a launch as large as its own."""
     made = record_texts(monkeypatch)

@@ -7,6 +7,7 @@ The first keeps prefill and decoding one model; the second is what bit parity of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -206,3 +207,15 @@ def test_unit_lower_inverse(size: int) -> None:
     identity = np.eye(size)
     np.testing.assert_allclose(found @ (identity + strict), np.broadcast_to(identity, found.shape), atol=2e-4)
     assert np.array_equal(found, np.tril(found))
+
+
+def test_there_is_no_matrix_product_away_from_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In fp32 it may be one of TF32 on CUDA, and differ with the number of rows. The numbers are the same ones."""
+    case = inputs(3)
+    expected, states = gated_delta_steps(*case.all())
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    found, others = gated_delta_steps(*case.all())
+    mx.export_to_dot(str(tmp_path / "graph"), found, others[-1])
+    assert "Matmul" not in (tmp_path / "graph").read_text()
+    assert mx.allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert mx.allclose(others[-1], states[-1], rtol=1e-4, atol=1e-5)

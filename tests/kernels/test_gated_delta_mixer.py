@@ -19,6 +19,7 @@ from selfdraft.kernels.gated_delta_mixer import CHECK, fits, gated_delta_mixer, 
 from selfdraft.kernels.gated_delta_tape import Tape, gated_delta_replay, gated_delta_verify
 from selfdraft.kernels.portable import Kernel, Launch
 from selfdraft.kernels.self_check import relative_error
+from tests.support.cuda_texts import record_texts
 from tests.support.host_kernels import Run, kernels_on_host, needs_compiler, run_on_host
 
 pytestmark = needs_compiler
@@ -344,8 +345,9 @@ def test_self_check_passes_and_sees_faults(monkeypatch: pytest.MonkeyPatch) -> N
     assert found_faulty(whole, [alone[0] * 1.01, *alone[1:]])
 
 
-def test_wrong_arrays_are_refused() -> None:
-    """The kernel would read past them."""
+def test_wrong_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel would read past them. Also once a call was good."""
+    record_texts(monkeypatch)
     layer = Layer()
     projected, (window, state, tape), weights = layer.projected(2, 2), layer.past(2, 3), layer.weights()
     conv_weight, a_log, dt_bias, norm_weight = weights
@@ -359,6 +361,7 @@ def test_wrong_arrays_are_refused() -> None:
         with pytest.raises(ValueError, match=match):
             gated_delta_mixer(**{**arrays, **changed}, eps=1e-6)
 
+    gated_delta_mixer(projected, window, *weights, state, tape, counts([1, 2]), **layer.heads, eps=1e-6)
     refused("window is", window=window[:, 1:])
     refused("window is", window=window.astype(FP32))
     refused("conv_weight is", conv_weight=mx.concatenate([conv_weight] * 2, axis=2))

@@ -26,6 +26,7 @@ from selfdraft.kernels.gated_delta_tape import (
 )
 from selfdraft.kernels.portable import Kernel, Launch
 from selfdraft.kernels.self_check import relative_error
+from tests.support.cuda_texts import record_texts
 from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
 
 pytestmark = needs_compiler
@@ -285,6 +286,18 @@ def test_self_check_passes_and_sees_a_fault(monkeypatch: pytest.MonkeyPatch) -> 
         replies = [[y, state_now, bad], alone]
         kernels_on_host(monkeypatch, lambda *_, replies=replies: replies.pop(0))
         assert not CHECK.error() <= CHECK.most
+
+
+def test_wrong_arrays_are_refused_behind_a_good_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    record_texts(monkeypatch)
+    sizes = Sizes()
+    steps, state = made(sizes, 2)
+    tape, accepted = tape_of(sizes, 2), counts(0, 1, 2)
+    gated_delta_verify(*steps.all(), state, tape, accepted)
+    with pytest.raises(ValueError, match="accepted is"):
+        gated_delta_verify(*steps.all(), state, tape, accepted[:2])
+    with pytest.raises(ValueError, match="tape is"):
+        gated_delta_verify(*steps.all(), state, replace(tape, array=tape.array.astype(mx.bfloat16)), accepted)
 
 
 def test_wrong_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 from selfdraft.kernels import verify_qmv
 from selfdraft.models import few_rows as subject
 from selfdraft.models.few_rows import FewRowsEmbedding, FewRowsLinear, GatedMLP, added, joined, use_few_row_kernels
+from selfdraft.models.few_tokens import FewTokens
 from selfdraft.models.qwen3_5 import Qwen35
 from tests.support.checkpoints import load_folder, outputs
 from tests.support.host_kernels import kernels_on_host, needs_compiler
@@ -223,3 +224,11 @@ def test_many_rows_are_a_dense_product_on_cuda(monkeypatch: pytest.MonkeyPatch, 
     found = subject._product(layer, x)
     assert len(calls) == (rows < subject._DENSE)
     assert mx.allclose(found, layer(x), atol=1e-4).item()
+
+
+def test_no_layers_leave_what_came_in() -> None:
+    """A head may have none."""
+    few = FewTokens([], lambda x: x, lambda x: x)
+    out, left = few([inputs(2)], (), (), [3], 2, mx.float32)
+    assert mx.array_equal(out, inputs(2))
+    assert left == []

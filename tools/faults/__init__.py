@@ -6,10 +6,11 @@ from .disk import FAULTS as DISK
 from .engine import FAULTS as ENGINE
 from .fault import Fault
 from .kernels import FAULTS as KERNELS
+from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
 from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *TUNING]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *TUNING]
