@@ -194,7 +194,7 @@ def _costs(llm: Any, rounds: int) -> dict[str, Any]:
         mx.eval(model.logits(out))
 
     def head() -> None:
-        mx.eval(model.logits(model.draft(prefix[:, :1], hidden[:, :1], [base.fork()], [0])))
+        mx.eval(model.draft_logits(model.draft(prefix[:, :1], hidden[:, :1], [base.fork()], [0])))
 
     jobs: dict[str, Callable[[], None]] = {f"verify {width}": partial(verify, width) for width in WIDTHS}
     if llm.max_depth:

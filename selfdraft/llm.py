@@ -321,7 +321,7 @@ class LLM:
 def _stride(model: Model, chunk: int) -> int:
     """Tokens of a long prompt between boundaries that no message asks for: states that do not grow with the prompt are
     then at most a quarter of what does."""
-    fixed = sum(layer.window.nbytes + layer.memory.nbytes for layer in model.new_state().recurrent)
+    fixed = model.new_state().shape.moment_bytes
     many = 4096 * chunk  # a few tokens more may not need a byte more: buffers grow by whole blocks
     per_token = (model.row_bytes(2 * many) - model.row_bytes(many)) / many
     return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk

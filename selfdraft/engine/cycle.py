@@ -175,8 +175,8 @@ class Cycle:
         tokens, filtered, finite = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
         for step in range(batch.depth):
             # What may be drafted and what is allowed could have nothing in common.
-            project = self._model.draft_logits if step or first is None else self._model.logits
-            logits = _spread(project(hidden), drafting, len(batch.rows)).astype(mx.float32)
+            logits = self._model.draft_logits(hidden, step, whole=step == 0 and first is not None)
+            logits = _spread(logits, drafting, len(batch.rows)).astype(mx.float32)
             z = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)
             drafted = batch.choose(z, step)
             tokens = mx.concatenate([tokens, drafted], axis=1)
@@ -186,7 +186,7 @@ class Cycle:
                 # Drafted entries go behind the committed ones; the next commit_history overwrites them.
                 offsets = [state.head_length + step for state in states]
                 own = drafted if len(drafting) == len(batch.rows) else drafted[numbers(tuple(drafting))]
-                hidden = self._model.draft(own, hidden, states, offsets, **batch.unread_lengths)
+                hidden = self._model.draft(own, hidden, states, offsets, step + 1, **batch.unread_lengths)
             _begin(batch, tokens)  # the device drafts while the host builds what comes behind
         return Drafts(tokens, mx.concatenate(filtered, axis=1), mx.stack(finite, axis=1))
 

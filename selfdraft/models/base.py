@@ -47,7 +47,8 @@ class Model(Protocol):
             keep_steps: keep what is needed to commit any prefix (verify), or only all T tokens (prefill).
 
         Returns:
-            Hidden [B, T, H] after the final norm, and what was captured.
+            Hidden [B, T, H] as `logits` and the head take it: after the final norm, if the family has no other use.
+            What was captured.
         """
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -60,20 +61,26 @@ class Model(Protocol):
             Bytes held for it.
         """
 
-    def draft_logits(self, hidden: mx.array) -> mx.array:
-        """Output projection of the head's output for drafts, [B, T, H] -> [B, T, V]: `logits`, but -inf for tokens that
-        are not drafted (see `draft_only`)."""
+    def draft_logits(self, hidden: mx.array, step: int = 0, *, whole: bool = False) -> mx.array:
+        """Output projection of what `draft` returned for the same step, [B, T, H] -> [B, T, V].
 
-    def draft(self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]) -> mx.array:
+        Args:
+            whole: of all tokens; else -inf for those that are not drafted (see `draft_only`).
+        """
+
+    def draft(
+        self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], step: int = 0
+    ) -> mx.array:
         """Run the head on pairs (hidden, token), written to its history at `offsets`.
 
         Args:
             tokens: t_i, [B, W].
-            hidden: h_{i-1}, [B, W, H]: the trunk's after its final norm, or the head's own output when chaining.
+            hidden: h_{i-1}, [B, W, H]: the trunk's (see `forward`), or what the step before returned.
             offsets: entry, and rotary position, of each row's first pair.
+            step: 0 for true pairs; else how many drafts the token is of, of which it is the newest: W is 1.
 
         Returns:
-            The head's normed output [B, W, H]; `logits` of it is the law of t_{i+1}.
+            The head's output [B, W, H]: the next step's `hidden`, and `draft_logits` of it is the law of t_{i+1}.
         """
 
 
@@ -90,19 +97,23 @@ class Architecture:
     Attributes:
         model_types: `model_type` values, of the text part, that it serves.
         build: text config, whether to build the head -> a module that implements `Model`.
-        canonical: checkpoint tensor name -> our parameter name, or None for a tensor that is no part of the
-            text model (a vision tower). Parameters of the head start with "mtp.".
-        norms: parameter name -> True for the norms that Hugging Face stores zero-centred.
-        convert: parameter name, tensor -> tensor in MLX layout.
+        canonical: checkpoint tensor name, text config -> our parameter name, or None for a tensor that is no part of
+            the text model (a vision tower). Parameters of the head start with "mtp.".
+        verified: what trunk and head were compared with, for people; "" where nothing independent could be had.
+        assemble: tensors by canonical name, text config -> parameters in MLX layout, such as experts that are stacked.
+            Nothing is evaluated in it.
+        zero_centred: parameter name -> True for the norms that Hugging Face stores as w, with an effective 1 + w; None
+            where the family has none.
         required: parameters no such checkpoint can lack; the first is the embedding.
     """
 
     model_types: tuple[str, ...]
     build: Callable[[Mapping[str, Any], bool], nn.Module]
-    canonical: Callable[[str], str | None]
-    norms: Callable[[str], bool]
-    convert: Callable[[str, mx.array], mx.array]
-    required: tuple[str, ...]
+    canonical: Callable[[str, Mapping[str, Any]], str | None]
+    verified: str
+    assemble: Callable[[dict[str, mx.array], Mapping[str, Any]], dict[str, mx.array]] = lambda tensors, _: tensors
+    zero_centred: Callable[[str], bool] | None = None
+    required: tuple[str, ...] = ("model.embed_tokens.weight",)
 
     def head_parameters(self, text_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """Names and shapes of an unquantised head's parameters."""

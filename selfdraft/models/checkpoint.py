@@ -20,7 +20,7 @@ from .base import Architecture, architecture, model_types
 
 __all__ = ["Checkpoint", "HeadReport", "classify", "norm_convention", "read_json"]
 
-NormConvention = Literal["zero-centred", "one-plus"]
+NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
 
 
@@ -31,7 +31,7 @@ class HeadReport:
     Attributes:
         source: "embedded" in the shards, "separate" (an mtp*.safetensors the index does not list), or "none".
         tensors: how many tensors it has.
-        norms: how its norm weights are stored; None without a head.
+        norms: how its norm weights are stored, "plain" where the family has one way; None without a head.
         reason: why it is not used, for people; empty when it is usable.
     """
 
@@ -51,8 +51,8 @@ class Checkpoint:
         generation_config: generation_config.json, or empty.
         architecture: how to build it.
         tensors: our parameter name -> lazily mapped array, as stored.
-        layout: "huggingface" or "mlx", by the convolution's axes.
-        norms: how the trunk's norm weights are stored.
+        layout: "huggingface" or "mlx": by the convolution's axes, or where there is none by what the files say.
+        norms: how the trunk's norm weights are stored, "plain" where the family has one way.
         head: what there is of a head.
         notes: lines a user should read.
     """
@@ -79,7 +79,8 @@ class Checkpoint:
         Raises:
             CheckpointError: the files changed and cannot be read any more.
         """
-        return _tensors(self.folder, self.architecture, self.text_config, [])[0]
+        stored = _stored(self.folder, self.architecture, self.text_config, [])[0]
+        return _assembled(self.folder, self.architecture, stored, self.text_config)
 
     @property
     def quantised(self) -> bool:
@@ -100,13 +101,12 @@ def classify(folder: Path) -> Checkpoint:
     generation = folder / "generation_config.json"
 
     notes: list[str] = []
-    tensors, head_source = _tensors(folder, family, text_config, notes)
+    stored, head_source = _stored(folder, family, text_config, notes)
+    layout = _layout(folder, stored)
+    tensors = _assembled(folder, family, stored, text_config)
     absent = [name for name in family.required if name not in tensors]
     if absent:
         raise CheckpointError(f"{folder}: no tensor {absent[0]!r} in the weights; the download may be incomplete")
-    layout: Literal["huggingface", "mlx"] = "mlx"
-    if any(name.endswith("conv1d.weight") and tensor.shape[-1] != 1 for name, tensor in tensors.items()):
-        layout = "huggingface"
     return Checkpoint(
         folder=folder,
         config=config,
@@ -121,17 +121,17 @@ def classify(folder: Path) -> Checkpoint:
     )
 
 
-def _tensors(
+def _stored(
     folder: Path, family: Architecture, text_config: Mapping[str, Any], notes: list[str]
 ) -> tuple[dict[str, mx.array], Literal["embedded", "separate", "none"]]:
     """Our names of what the folder holds, mapped and not read, and where its head is."""
     listed, separate = _weight_files(folder)
-    tensors = _canonical(listed, family, notes)
+    tensors = _canonical(listed, family, text_config, notes)
     source: Literal["embedded", "separate", "none"] = (
         "embedded" if any(name.startswith(HEAD) for name in tensors) else "none"
     )
     if source == "none" and separate:
-        found = _canonical(separate, family, notes)
+        found = _canonical(separate, family, text_config, notes)
         tensors |= {name if name.startswith(HEAD) else HEAD + name: tensor for name, tensor in found.items()}
         source = "separate"
     if text_config.get("tie_word_embeddings") and "lm_head.weight" in tensors:
@@ -219,7 +219,30 @@ def _weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return listed, [path for path in beside if path not in listed]
 
 
-def _canonical(files: list[Path], family: Architecture, notes: list[str]) -> dict[str, mx.array]:
+def _assembled(
+    folder: Path, family: Architecture, stored: dict[str, mx.array], text_config: Mapping[str, Any]
+) -> dict[str, mx.array]:
+    """Our parameters, mapped and not read."""
+    try:
+        return family.assemble(stored, text_config)
+    except (KeyError, ValueError) as error:
+        lacking = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"{folder}: the weights do not fit config.json: {lacking}; fetch the checkpoint again"
+        ) from error
+
+
+def _layout(folder: Path, stored: Mapping[str, mx.array]) -> Literal["huggingface", "mlx"]:
+    convolutions = [tensor for name, tensor in stored.items() if name.endswith("conv1d.weight")]
+    if convolutions:
+        return "huggingface" if any(tensor.shape[-1] != 1 for tensor in convolutions) else "mlx"
+    loaded: Any = mx.load(str(_weight_files(folder)[0][0]), return_metadata=True)
+    return "mlx" if loaded[1].get("format") == "mlx" else "huggingface"
+
+
+def _canonical(
+    files: list[Path], family: Architecture, text_config: Mapping[str, Any], notes: list[str]
+) -> dict[str, mx.array]:
     tensors: dict[str, mx.array] = {}
     skipped = 0
     for path in files:
@@ -229,7 +252,7 @@ def _canonical(files: list[Path], family: Architecture, notes: list[str]) -> dic
             raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
         assert isinstance(stored, dict)
         for name, tensor in stored.items():
-            ours = family.canonical(name)
+            ours = family.canonical(name, text_config)
             if ours is None:
                 skipped += 1
             elif ours in tensors:
@@ -242,7 +265,10 @@ def _canonical(files: list[Path], family: Architecture, notes: list[str]) -> dic
 
 
 def _norms(tensors: Mapping[str, mx.array], family: Architecture, layout: str, *, head: bool) -> NormConvention:
-    weights = [t for name, t in tensors.items() if name.startswith(HEAD) == head and family.norms(name)]
+    zero_centred = family.zero_centred
+    if zero_centred is None:
+        return "plain"
+    weights = [t for name, t in tensors.items() if name.startswith(HEAD) == head and zero_centred(name)]
     if not weights:
         raise CheckpointError(f"the {'head' if head else 'trunk'} has no norm weights; the checkpoint is incomplete")
     return norm_convention(weights, "zero-centred" if layout == "huggingface" else "one-plus")

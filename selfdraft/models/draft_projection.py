@@ -17,7 +17,7 @@ import mlx.nn as nn
 if TYPE_CHECKING:
     from .loader import LoadedModel
 
-__all__ = ["DraftProjection", "draft_fewer", "draft_tokens"]
+__all__ = ["DraftProjection", "Projecting", "draft_fewer", "draft_tokens"]
 
 LEAST = 256  # ids, so that something is left of S where end tokens are withheld
 
@@ -47,6 +47,35 @@ def draft_tokens(size: int, vocab_size: int, always: Collection[int]) -> list[in
             same. Ids that the model lacks are left out.
     """
     return sorted({*range(min(size, vocab_size)), *(token for token in always if 0 <= token < vocab_size)})
+
+
+class Projecting:
+    """The projections of a `Model` whose head takes its trunk's."""
+
+    _few_drafts: DraftProjection | None = None
+
+    def output_layer(self) -> Any:
+        """The output projection: a linear layer, or a tied embedding."""
+        raise NotImplementedError
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """See `Model.logits`."""
+        return self.project(hidden)
+
+    def project(self, hidden: mx.array) -> mx.array:
+        """The output projection, and nothing else."""
+        layer = self.output_layer()
+        out: mx.array = layer.as_linear(hidden) if hasattr(layer, "as_linear") else layer(hidden)
+        return out
+
+    def draft_only(self, tokens: Sequence[int] | None) -> int:
+        """See `Model.draft_only`."""
+        self._few_drafts = None if tokens is None else DraftProjection(self.output_layer(), tokens)
+        return self._few_drafts.nbytes if self._few_drafts else 0
+
+    def draft_logits(self, hidden: mx.array, step: int = 0, *, whole: bool = False) -> mx.array:
+        """See `Model.draft_logits`; all steps are alike."""
+        return self.project(hidden) if whole or self._few_drafts is None else self._few_drafts(hidden)
 
 
 class DraftProjection:

@@ -20,8 +20,9 @@ __all__ = ["LoadedModel", "build_model", "quantisation_of"]
 
 Progress = Callable[[int, int], None]
 
-# Decay rates span e^-8 .. e^3: below fp32 a rate is rounded away. mlx-lm keeps them in fp32 too.
-_ALWAYS_FP32 = ("A_log",)
+# Decay rates span e^-8 .. e^3: below fp32 a rate is rounded away. What an expert's score is corrected by decides ties.
+# mlx-lm keeps both in fp32 too.
+_ALWAYS_FP32 = ("A_log", "e_score_correction_bias")
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,6 @@ def build_model(
 
 def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype | None) -> LoadedModel:
     """Give a module its weights, not read yet. Nobody else has them: those that are put together are held once."""
-    family = checkpoint.architecture
     weights = {
         name: _stored(checkpoint, name, tensor, dtype)
         for name, tensor in checkpoint.mapped_anew().items()
@@ -69,7 +69,7 @@ def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype 
     module.load_weights(list(weights.items()), strict=True)
     return LoadedModel(
         model=module,
-        dtype=next(tensor.dtype for name, tensor in weights.items() if family.norms(name)),
+        dtype=weights["model.norm.weight"].dtype,
         quantisation=quantisation_of(module),
         nbytes=sum(tensor.nbytes for tensor in weights.values()),
     )
@@ -92,13 +92,12 @@ def quantisation_of(module: nn.Module) -> dict[str, int]:
 
 def _stored(checkpoint: Checkpoint, name: str, tensor: mx.array, dtype: mx.Dtype | None) -> mx.array:
     """A tensor in our layout, convention and dtype."""
-    family = checkpoint.architecture
-    tensor = family.convert(name, tensor)
+    zero_centred = checkpoint.architecture.zero_centred
     wanted = dtype if dtype is not None and mx.issubdtype(tensor.dtype, mx.floating) else tensor.dtype
     if name.endswith(_ALWAYS_FP32):
         wanted = mx.float32
     convention = checkpoint.head.norms if name.startswith(HEAD) else checkpoint.norms
-    if family.norms(name) and convention == "zero-centred":
+    if convention == "zero-centred" and zero_centred and zero_centred(name):
         tensor = tensor.astype(mx.float32) + 1.0
     return tensor.astype(wanted)
 

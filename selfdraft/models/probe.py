@@ -38,6 +38,7 @@ def probe_acceptance(model: Model, tokens: Sequence[int]) -> float:
     hidden, _ = model.forward(mx.array([list(tokens)]), [row], keep_steps=False)
     choice = mx.argmax(model.logits(hidden), axis=-1)
     # Pair i, (h_{i-1}, t_i), predicts t_{i+1}; so does the trunk at position i.
-    drafted = mx.argmax(model.logits(model.draft(mx.array([list(tokens[1:])]), hidden[:, :-1], [row], [0])), axis=-1)
+    out = model.draft(mx.array([list(tokens[1:])]), hidden[:, :-1], [row], [0])
+    drafted = mx.argmax(model.draft_logits(out, whole=True), axis=-1)
     agreed: list[bool] = (drafted == choice[:, 1:])[0].tolist()  # type: ignore[assignment]
     return sum(agreed) / len(agreed)

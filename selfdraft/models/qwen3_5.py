@@ -7,7 +7,6 @@ then `norm`; embedding and output projection are the trunk's. Deeper drafts feed
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ import mlx.nn as nn
 from mlx_lm.models.qwen3_next import Qwen3NextMLP
 
 from ..errors import CheckpointError
-from ..state import Captured, CapturedLayer, KeyValues, RecurrentState, RowState, StateShape, capacity, stacked
+from ..state import Captured, CapturedLayer, KeyValues, KeyValueShape, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
-from .draft_projection import DraftProjection
+from .draft_projection import Projecting
 from .few_rows import Entrance, GatedMLP, Normed, joined
 from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
@@ -293,7 +292,7 @@ class Head(nn.Module):
         return out
 
 
-class Qwen35(nn.Module):
+class Qwen35(Projecting, nn.Module):
     """Implements `selfdraft.models.Model`."""
 
     def __init__(self, args: Qwen35Args, with_head: bool) -> None:
@@ -307,28 +306,24 @@ class Qwen35(nn.Module):
         self.vocab_size = args.vocab_size
         self.context_length = args.context_length
         self.max_depth = MAX_DEPTH if with_head else 0
-        self._few_drafts: DraftProjection | None = None
 
     def new_state(self) -> RowState:
         return RowState(self._state_shape())
 
     def row_bytes(self, tokens: int) -> int:
-        shape, attention = self._state_shape(), self.args.attention
-        per_token = 2 * attention.kv_heads * attention.head_dim * shape.dtype.size
-        held = capacity(tokens) * per_token * (shape.attention_layers + shape.head_layers)
-        step = 4 * math.prod(shape.memory) + shape.dtype.size * math.prod(shape.window)
-        return held + shape.recurrent_layers * step * (self.max_depth + 2)
+        return self._state_shape().row_bytes(tokens, self.max_depth)
 
     def _state_shape(self) -> StateShape:
         recurrent = self.args.layer_types.count("linear_attention")
-        delta = self.args.delta
+        delta, attention = self.args.delta, self.args.attention
+        layer = KeyValueShape(attention.kv_heads, attention.head_dim, attention.head_dim)
         return StateShape(
-            attention_layers=len(self.args.layer_types) - recurrent,
-            head_layers=len(self.mtp.layers) if self.max_depth else 0,
+            attention=(layer,) * (len(self.args.layer_types) - recurrent),
+            head=(layer,) * (len(self.mtp.layers) if self.max_depth else 0),
+            dtype=self.model.norm.weight.dtype,
             recurrent_layers=recurrent,
             window=(delta.taps - 1, delta.channels),
             memory=(delta.value_heads, delta.value_dim, delta.key_dim),
-            dtype=self.model.norm.weight.dtype,
         )
 
     def forward(
@@ -343,27 +338,23 @@ class Qwen35(nn.Module):
             return False
         return self.model.takes(rows, tokens) and self.mtp.takes(rows, tokens)
 
-    def logits(self, hidden: mx.array) -> mx.array:
-        project = self.model.embed_tokens.as_linear if self.args.tied else self.lm_head
-        out: mx.array = project(hidden)
-        return out
-
-    def draft_only(self, tokens: Sequence[int] | None) -> int:
-        layer = self.model.embed_tokens if self.args.tied else self.lm_head
-        self._few_drafts = None if tokens is None else DraftProjection(layer, tokens)
-        return self._few_drafts.nbytes if self._few_drafts else 0
-
-    def draft_logits(self, hidden: mx.array) -> mx.array:
-        return self._few_drafts(hidden) if self._few_drafts else self.logits(hidden)
+    def output_layer(self) -> Any:
+        return self.model.embed_tokens if self.args.tied else self.lm_head
 
     def draft(
-        self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], **unread: Any
+        self,
+        tokens: mx.array,
+        hidden: mx.array,
+        rows: Sequence[RowState],
+        offsets: Sequence[int],
+        step: int = 0,
+        **unread: Any,
     ) -> mx.array:
         out: mx.array = self.mtp(self.model.embed_tokens(tokens), hidden, rows, offsets, **unread)
         return out
 
 
-def _canonical(name: str) -> str | None:
+def _canonical(name: str, _: Mapping[str, Any]) -> str | None:
     """Our name of a checkpoint's tensor; None for the parts of a multimodal checkpoint that are not text."""
     if re.match(r"(model\.)?(visual|vision_tower|vision_model)\.", name):
         return None
@@ -382,11 +373,12 @@ def _is_norm(name: str) -> bool:
     return name.endswith("norm.weight") or name.startswith("mtp.pre_fc_norm_")
 
 
-def _convert(name: str, tensor: mx.array) -> mx.array:
+def _assemble(tensors: dict[str, mx.array], _: Mapping[str, Any]) -> dict[str, mx.array]:
     """conv1d.weight: Hugging Face [C, 1, k] -> MLX [C, k, 1]."""
-    if name.endswith("conv1d.weight") and tensor.shape[-1] != 1:
-        return tensor.swapaxes(1, 2)
-    return tensor
+    return {
+        name: tensor.swapaxes(1, 2) if name.endswith("conv1d.weight") and tensor.shape[-1] != 1 else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 register(
@@ -394,8 +386,8 @@ register(
         model_types=("qwen3_5", "qwen3_5_text"),
         build=lambda config, with_head: Qwen35(Qwen35Args.from_config(config), with_head),
         canonical=_canonical,
-        norms=_is_norm,
-        convert=_convert,
-        required=("model.embed_tokens.weight",),
+        verified="trunk: transformers; head: its published formula on transformers' layers; a trained checkpoint",
+        assemble=_assemble,
+        zero_centred=_is_norm,
     )
 )

@@ -136,7 +136,8 @@ class SessionBank:
             behind = self.root(scope)  # the row holds all of it
         node = Node(behind, ids[behind.end :], boundary.cuts, drafts=boundary.drafts)
         node.reply = reply
-        self._hold(node, cut_span(boundary, behind.end, head=boundary.drafts), cut_moment(boundary))
+        head = boundary.drafts
+        self._hold(node, cut_span(boundary, behind.end, head=head), cut_moment(boundary, head=head))
         self.figures.kept += 1
         self._store(scope, node)
         self._touch(node)

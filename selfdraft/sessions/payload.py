@@ -1,8 +1,8 @@
 """The arrays of a boundary, cut into what it adds to the one before it, and joined again. Knows arrays, no tokens.
 
 A `span` holds what grows with the tokens: keys and values of every attention layer, entries of the head's history. A
-`moment` holds what is of the last token alone: recurrent states and the trunk's hidden. Both are flat, by name, as a
-file of tensors is.
+`moment` holds what is of the last token alone: recurrent states, what layers with a sliding window still see, and the
+trunk's hidden. Both are flat, by name, as a file of tensors is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import mlx.core as mx
 
 from ..engine import Boundary, Cut
-from ..state import KeyValues, RecurrentState, RowState
+from ..state import HeadOutputs, KeyValues, RecurrentState, RowState
 
 __all__ = ["Arrays", "cut_moment", "cut_span", "expanded", "join", "nbytes", "quantised"]
 
@@ -36,12 +36,23 @@ def cut_span(boundary: Boundary, start: int, *, head: bool) -> Arrays:
     return span
 
 
-def cut_moment(boundary: Boundary) -> Arrays:
-    """Recurrent states and hidden, each array with memory of its own."""
+def cut_moment(boundary: Boundary, *, head: bool) -> Arrays:
+    """Recurrent states, windows and hidden, each array with memory of its own.
+
+    Args:
+        head: with what the head needs.
+    """
+    state = boundary.state
     moment = {"hidden": _owned(boundary.hidden)}
-    for index, layer in enumerate(boundary.state.recurrent):
+    for index, layer in enumerate(state.recurrent):
         moment[f"recurrent.{index}.window"] = _owned(layer.window)
         moment[f"recurrent.{index}.memory"] = _owned(layer.memory)
+    moment |= _windows("attention", state.attention, state.length)
+    if head:
+        moment |= _windows("head", state.head, state.head_length)
+        if state.head_outputs:
+            newest = state.head_outputs.only_newest(state.head_length).outputs
+            moment |= {f"head_output.{module}": _owned(output) for module, output in enumerate(newest)}
     mx.eval(list(moment.values()))
     return moment
 
@@ -57,11 +68,13 @@ def join(empty: RowState, spans: Sequence[Arrays], moment: Arrays, cuts: tuple[C
     state = empty
     state.length = cuts[-1].end
     for index, layer in enumerate(state.attention):
-        _fill(layer, f"attention.{index}", spans)
+        _fill(layer, f"attention.{index}", spans, moment, state.length)
     if head:
         state.head_length = state.length - 1
         for index, layer in enumerate(state.head):
-            _fill(layer, f"head.{index}", spans)
+            _fill(layer, f"head.{index}", spans, moment, state.head_length)
+        outputs = [moment[name] for name in sorted(moment) if name.startswith("head_output.")]
+        state.head_outputs = HeadOutputs(state.head_length - 1, tuple(outputs)) if outputs else None
     state.recurrent = [
         RecurrentState(moment[f"recurrent.{index}.window"], moment[f"recurrent.{index}.memory"])
         for index in range(len(state.recurrent))
@@ -110,17 +123,31 @@ def expanded(span: Arrays) -> dict[str, mx.array]:
 def _slices(kind: str, layers: Sequence[KeyValues], start: int, end: int) -> dict[str, mx.array]:
     slices = {}
     for index, layer in enumerate(layers):
-        if layer.keys is not None and layer.values is not None:
+        if layer.window is None and layer.keys is not None and layer.values is not None:
             slices[f"{kind}.{index}.keys"] = _owned(layer.keys[:, :, start:end])
             slices[f"{kind}.{index}.values"] = _owned(layer.values[:, :, start:end])
     return slices
 
 
-def _fill(layer: KeyValues, name: str, spans: Sequence[Arrays]) -> None:
-    keys = [span[f"{name}.keys"] for span in spans if f"{name}.keys" in span]
-    values = [span[f"{name}.values"] for span in spans if f"{name}.values" in span]
+def _windows(kind: str, layers: Sequence[KeyValues], end: int) -> dict[str, mx.array]:
+    """What queries from `end` on still see of layers with a sliding window."""
+    slices = {}
+    for index, layer in enumerate(layers):
+        if layer.window is not None and layer.keys is not None and layer.values is not None:
+            seen = slice(max(layer.begin(end) - layer.first, 0), end - layer.first)
+            slices[f"{kind}.{index}.keys"] = _owned(layer.keys[:, :, seen])
+            slices[f"{kind}.{index}.values"] = _owned(layer.values[:, :, seen])
+    return slices
+
+
+def _fill(layer: KeyValues, name: str, spans: Sequence[Arrays], moment: Arrays, end: int) -> None:
+    """Give a layer its keys and values of the positions before `end`."""
+    held = spans if layer.window is None else [moment]
+    keys = [part[f"{name}.keys"] for part in held if f"{name}.keys" in part]
+    values = [part[f"{name}.values"] for part in held if f"{name}.values" in part]
     if keys:
         layer.keys, layer.values = mx.concatenate(keys, axis=2), mx.concatenate(values, axis=2)
+        layer.first = end - layer.keys.shape[2]
 
 
 def _owned(x: mx.array) -> mx.array:

@@ -4,14 +4,16 @@ A row's state knows lengths and arrays; it knows nothing of tokens, sampling or 
 """
 
 from .captured import Captured, CapturedLayer
-from .kv import DOUBLED, GROWTH, KeyValues, Room, attend, capacity
-from .row import RecurrentState, RowState, StateShape, stacked
+from .kv import DOUBLED, GROWTH, KeyValues, KeyValueShape, Room, attend, capacity
+from .row import HeadOutputs, RecurrentState, RowState, StateShape, stacked
 
 __all__ = [
     "DOUBLED",
     "GROWTH",
     "Captured",
     "CapturedLayer",
+    "HeadOutputs",
+    "KeyValueShape",
     "KeyValues",
     "RecurrentState",
     "Room",

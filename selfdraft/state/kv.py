@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..kernels import few_query_attention as few_queries
 from ..kernels.small_arrays import numbers
 
-__all__ = ["DOUBLED", "GROWTH", "KeyValues", "Room", "attend", "capacity"]
+__all__ = ["DOUBLED", "GROWTH", "KeyValueShape", "KeyValues", "Room", "attend", "capacity"]
 
 GROWTH = 256  # entries by which a buffer grows at first
 _SHARE = 16  # then by this part of it or more: long ones are copied, and compiled for, less often
@@ -52,20 +52,55 @@ class Room:
         return max(min(doubled, capacity(self.most)), needed)
 
 
+@dataclass(frozen=True)
+class KeyValueShape:
+    """What an attention layer keeps of each position.
+
+    Attributes:
+        heads: of keys and values.
+        key_width, value_width: numbers a head; 0 for none.
+        window: how many positions, its own included, a query sees; None for all before it.
+    """
+
+    heads: int
+    key_width: int
+    value_width: int
+    window: int | None = None
+
+    def numbers(self, tokens: int) -> int:
+        """How many numbers a row of so many tokens keeps."""
+        entries = capacity(tokens)
+        if self.window is not None:
+            entries = min(entries, capacity(self.window + 2 * GROWTH))
+        return entries * self.position
+
+    @property
+    def position(self) -> int:
+        """How many numbers a position keeps."""
+        return self.heads * (self.key_width + self.value_width)
+
+
 class KeyValues:
-    """A growing buffer of keys and values, each [1, heads, capacity, head_dim].
+    """A growing buffer of keys and values, each [1, heads, capacity, width].
 
     It holds no length: the caller says where it writes, so moving a length back is the whole of a rollback.
     A `fork` shares the arrays until one side writes.
 
+    Args:
+        window: how many positions a query sees, see `KeyValueShape`. What lies further back is dropped, but
+            for `GROWTH` entries: a length may move back by as many.
+
     Attributes:
         keys, values: None until something is written.
+        first: position of the buffers' entry 0.
         room: how large they are made from now on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None = None) -> None:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
+        self.window = window
+        self.first = 0
         self.room = Room()
         self._shared = False  # with a fork, as far as is known
 
@@ -90,16 +125,31 @@ class KeyValues:
         return self.keys, self.values
 
     def write(self, offset: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Store [1, heads, T, head_dim] at `offset`; whatever was there or after it is dropped.
+        """Store [1, heads, T, width] at position `offset`; whatever was there or after it is dropped.
 
         Returns:
-            Keys and values of positions 0 .. offset + T.
+            Keys and values of positions `begin(offset)` .. offset + T.
         """
-        end = offset + keys.shape[2]
-        self.keys = _stored(self.keys, self.room, offset, keys)
-        self.values = _stored(self.values, self.room, offset, values)
+        self._drop_unseen(offset)
+        place = offset - self.first
+        seen = slice(self.begin(offset) - self.first, place + keys.shape[2])
+        self.keys = _stored(self.keys, self.room, place, keys)
+        self.values = _stored(self.values, self.room, place, values)
         self._shared = False
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        return self.keys[:, :, seen], self.values[:, :, seen]
+
+    def begin(self, offset: int) -> int:
+        """The first position that a query at `offset` sees."""
+        return 0 if self.window is None else max(offset - self.window + 1, 0)
+
+    def _drop_unseen(self, offset: int) -> None:
+        """Let go of entries that no query at `offset` or `GROWTH` before it sees, as many as are worth a copy."""
+        unseen = self.begin(offset - GROWTH) - self.first
+        if self.keys is None or self.values is None or unseen < GROWTH:
+            return
+        held = slice(unseen, offset - self.first)
+        self.keys, self.values = mx.contiguous(self.keys[:, :, held]), mx.contiguous(self.values[:, :, held])
+        self.first += unseen
 
 
 def _stored(buffer: mx.array | None, room: Room, offset: int, new: mx.array) -> mx.array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +11,9 @@ import mlx.core as mx
 from ..kernels import gated_delta_tape as tapes
 from ..kernels.gated_delta_tape import Tape
 from ..kernels.small_arrays import numbers
-from .kv import KeyValues
+from .kv import KeyValues, KeyValueShape
 
-__all__ = ["RecurrentState", "RowState", "StateShape", "stacked"]
+__all__ = ["HeadOutputs", "RecurrentState", "RowState", "StateShape", "stacked"]
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,34 @@ class StateShape:
     """How much state a model needs for a row.
 
     Attributes:
-        attention_layers, head_layers: how many KV buffers the trunk and the head use.
+        attention, head: what each KV buffer of the trunk and of the head holds.
+        dtype: of keys, values and conv windows; the memory is fp32.
         recurrent_layers: how many recurrent states.
         window: shape of a conv window, (k - 1, channels).
         memory: shape of a recurrent memory, (value heads, value dim, key dim).
-        dtype: of the conv window; the memory is fp32.
     """
 
-    attention_layers: int
-    head_layers: int
-    recurrent_layers: int
-    window: tuple[int, int]
-    memory: tuple[int, int, int]
+    attention: tuple[KeyValueShape, ...]
+    head: tuple[KeyValueShape, ...]
     dtype: mx.Dtype
+    recurrent_layers: int = 0
+    window: tuple[int, int] = (0, 0)
+    memory: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of what is of a row's last token alone, and does not grow with the others."""
+        windows = sum(layer.window * layer.position for layer in (*self.attention, *self.head) if layer.window)
+        return self.dtype.size * windows + self.recurrent_layers * self._recurrent_bytes
+
+    def row_bytes(self, tokens: int, max_depth: int) -> int:
+        """Bytes that a row of so many tokens holds, with every step of a deepest cycle kept."""
+        held = self.dtype.size * sum(layer.numbers(tokens) for layer in (*self.attention, *self.head))
+        return held + self.recurrent_layers * self._recurrent_bytes * (max_depth + 2)
+
+    @property
+    def _recurrent_bytes(self) -> int:
+        return 4 * math.prod(self.memory) + self.dtype.size * math.prod(self.window)
 
 
 @dataclass(frozen=True)
@@ -97,20 +113,50 @@ class RecurrentState:
         return numbers(self.accepted or (0,) * self.rows)
 
 
+@dataclass(frozen=True)
+class HeadOutputs:
+    """What each MTP module but the last put out in one pass over true pairs: the next one's input in the pass after it.
+
+    Attributes:
+        offset: entry at which the first module wrote; module j writes j entries before it, but none before 0.
+        outputs: of module 0, 1, ..., [1, n, H] each.
+        drafted: of the modules that the newest draft behind them went through, [1, 1, H] each, if any did.
+    """
+
+    offset: int
+    outputs: tuple[mx.array, ...]
+    drafted: tuple[mx.array, ...] = ()
+
+    def newest(self, module: int, length: int) -> mx.array | None:
+        """Output [1, 1, H] of a module for its newest true entry, if it has one, in a history of `length` pairs."""
+        column = length - 1 - module - max(self.offset - module, 0)
+        return self.outputs[module][:, column : column + 1] if column >= 0 else None
+
+    def only_newest(self, length: int) -> HeadOutputs:
+        """All that a pass behind `length` pairs needs."""
+        columns = [self.newest(module, length) for module in range(len(self.outputs))]
+        empty = self.outputs[0][:, :0]
+        return HeadOutputs(length - 1, tuple(empty if column is None else column for column in columns))
+
+
 class RowState:
     """State of one row.
 
     Attributes:
+        shape: what it is made of.
         length: committed tokens: those whose trunk state is held. All tokens but the last, between cycles.
         head_length: committed pairs (h_{i-1}, t_i) in the head's history; pair i sits at entry and position i-1.
         attention, head: KV buffers; entries past the lengths are leftovers that the next write replaces.
+        head_outputs: of MTP modules that feed each other, if the head has several.
     """
 
     def __init__(self, shape: StateShape) -> None:
+        self.shape = shape
         self.length = 0
         self.head_length = 0
-        self.attention = [KeyValues() for _ in range(shape.attention_layers)]
-        self.head = [KeyValues() for _ in range(shape.head_layers)]
+        self.attention = [KeyValues(layer.window) for layer in shape.attention]
+        self.head = [KeyValues(layer.window) for layer in shape.head]
+        self.head_outputs: HeadOutputs | None = None
         empty = RecurrentState(
             mx.zeros((1, *shape.window), dtype=shape.dtype), mx.zeros((1, *shape.memory), dtype=mx.float32)
         )
@@ -140,16 +186,18 @@ class RowState:
     def fork(self) -> RowState:
         """An independent copy; arrays are shared until either side writes."""
         twin = RowState.__new__(RowState)
-        twin.length, twin.head_length = self.length, self.head_length
+        twin.shape, twin.length, twin.head_length = self.shape, self.length, self.head_length
         twin.attention = [layer.fork() for layer in self.attention]
         twin.head = [layer.fork() for layer in self.head]
+        twin.head_outputs = self.head_outputs
         twin.recurrence = list(self._held), self._row
         return twin
 
     def arrays(self) -> list[mx.array]:
         """Every array held, for evaluation; of a batch, those of the rows beside it, too."""
         buffers = [x for layer in (*self.attention, *self.head) for x in (layer.keys, layer.values) if x is not None]
-        return buffers + [x for layer in self._held for x in layer.arrays()]
+        outputs = self.head_outputs.outputs if self.head_outputs else ()
+        return [*buffers, *outputs, *(x for layer in self._held for x in layer.arrays())]
 
 
 def stacked(rows: Sequence[RowState]) -> list[RecurrentState]:

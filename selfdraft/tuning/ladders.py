@@ -38,7 +38,7 @@ def verify_costs(subject: Subject, widths: Sequence[int], repeats: int) -> dict[
         mx.eval(model.logits(out))
 
     def head() -> None:
-        mx.eval(model.logits(model.draft(rest[:, :1], hidden[:, -1:], [base.fork()], [0])))
+        mx.eval(model.draft_logits(model.draft(rest[:, :1], hidden[:, -1:], [base.fork()], [0])))
 
     jobs: dict[str, Callable[[], None]] = {str(width): partial(verify, width) for width in widths}
     if model.max_depth:

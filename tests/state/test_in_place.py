@@ -20,7 +20,7 @@ from selfdraft.engine import Boundary, Cut
 from selfdraft.kernels.gated_delta_tape import gated_delta_verify_reference
 from selfdraft.models.few_rows import use_few_row_kernels
 from selfdraft.sessions.payload import cut_moment, cut_span, expanded, join, quantised
-from selfdraft.state import GROWTH, Captured, CapturedLayer, KeyValues, RowState, StateShape, stacked
+from selfdraft.state import GROWTH, Captured, CapturedLayer, KeyValues, KeyValueShape, RowState, StateShape, stacked
 from tests.support.nano import nano_model
 from tests.support.real_memory import RealMemory, overwrite
 
@@ -118,9 +118,8 @@ def test_a_buffer_is_copied_once_a_fork() -> None:
     assert twin.keys is kept
 
 
-SHAPE = StateShape(
-    attention_layers=2, head_layers=1, recurrent_layers=1, window=(3, 4), memory=(1, 4, 4), dtype=mx.float32
-)
+LAYER = KeyValueShape(2, 4, 4)
+SHAPE = StateShape((LAYER, LAYER), (LAYER,), mx.float32, recurrent_layers=1, window=(3, 4), memory=(1, 4, 4))
 
 
 def boundary_of(state: RowState, length: int) -> Boundary:
@@ -146,7 +145,7 @@ def test_rows_that_go_on_from_one_session_do_not_see_each_other(length: int, spa
     for start, end in pairwise(borders):
         boundary.state.length, boundary.state.head_length = end, end - 1
         parts.append(cut_span(boundary, start, head=True))
-    moment = cut_moment(boundary)
+    moment = cut_moment(boundary, head=True)
     before = [{name: np.array(array) for name, array in part.items()} for part in parts]
     rows = [join(RowState(SHAPE), parts, moment, boundary.cuts, head=True).state for _ in range(2)]
     for number, row in enumerate(rows, start=200):
@@ -163,7 +162,7 @@ def test_rows_that_go_on_from_one_session_do_not_see_each_other(length: int, spa
 
 
 def test_a_session_in_fewer_bits_comes_back_in_the_dtype_that_kernels_write() -> None:
-    shape = StateShape(1, 0, 0, (3, 4), (1, 4, 4), mx.bfloat16)
+    shape = StateShape((KeyValueShape(2, 64, 64),), (), mx.bfloat16)
     state, size = RowState(shape), 64
     state.attention[0].write(0, mx.ones((1, 2, 5, size), mx.bfloat16), mx.ones((1, 2, 5, size), mx.bfloat16))
     state.length = 5
@@ -191,7 +190,7 @@ def test_what_a_head_writes_comes_with_its_buffers(monkeypatch: pytest.MonkeyPat
 
 KEY_HEADS, VALUE_HEADS, SIZE, TAPS = 1, 2, 4, 4
 CHANNELS = 2 * KEY_HEADS * SIZE + VALUE_HEADS * SIZE
-RECURRENT = StateShape(0, 0, 2, (TAPS - 1, CHANNELS), (VALUE_HEADS, SIZE, SIZE), mx.float32)
+RECURRENT = StateShape((), (), mx.float32, 2, (TAPS - 1, CHANNELS), (VALUE_HEADS, SIZE, SIZE))
 
 
 def inputs_of(token: int) -> tuple[mx.array, ...]:
@@ -239,7 +238,7 @@ def test_random_histories_of_a_batch(seed: int) -> None:
         elif kind == "session":
             place = rng.randrange(len(rows))
             state, kept = rows[place]
-            moment = cut_moment(boundary_of(state, len(kept)))
+            moment = cut_moment(boundary_of(state, len(kept)), head=True)
             again = join(RowState(RECURRENT), [], moment, (Cut(len(kept), chunk=True),), head=False).state
             rows[place] = again, kept
         elif kind == "shuffle":

@@ -10,6 +10,7 @@ from selfdraft.state import (
     DOUBLED,
     GROWTH,
     KeyValues,
+    KeyValueShape,
     RecurrentState,
     Room,
     RowState,
@@ -178,9 +179,8 @@ def test_room_that_was_asked_for_is_made_at_once(in_place: bool) -> None:
     assert positions(restored.keys)[:5] == [0, 1, 2, 3, 4]
 
 
-SHAPE = StateShape(
-    attention_layers=2, head_layers=1, recurrent_layers=3, window=(3, 8), memory=(2, 4, 5), dtype=mx.bfloat16
-)
+LAYER = KeyValueShape(HEADS, WIDTH, WIDTH)
+SHAPE = StateShape((LAYER, LAYER), (LAYER,), mx.bfloat16, recurrent_layers=3, window=(3, 8), memory=(2, 4, 5))
 
 
 def test_an_empty_row() -> None:

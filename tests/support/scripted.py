@@ -83,10 +83,12 @@ class ScriptedHead:
     def draft_only(self, tokens: Sequence[int] | None) -> int:
         return self._inner.draft_only(tokens)
 
-    def draft_logits(self, hidden: mx.array) -> mx.array:
+    def draft_logits(self, hidden: mx.array, step: int = 0, *, whole: bool = False) -> mx.array:
         return self.logits(hidden)
 
-    def draft(self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int]) -> mx.array:
+    def draft(
+        self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], step: int = 0
+    ) -> mx.array:
         # Markers that come back as hiddens only make entries that are overwritten by true pairs.
         out = self._inner.draft(tokens, hidden, rows, offsets)
         batch, width, size = out.shape

@@ -47,8 +47,8 @@ FAULTS = [
     Fault(
         "what is masked is drafted from fewer tokens",
         "engine/cycle.py",
-        "self._model.draft_logits if step or first is None else self._model.logits",
-        "self._model.draft_logits",
+        "whole=step == 0 and first is not None",
+        "whole=False",
         "tests/models/test_draft_projection.py",
     ),
     Fault(
