@@ -98,7 +98,8 @@ class Architecture:
         model_types: `model_type` values, of the text part, that it serves.
         build: text config, whether to build the head -> a module that implements `Model`.
         canonical: checkpoint tensor name, text config -> our parameter name, or None for a tensor that is no part of
-            the text model (a vision tower). Parameters of the head start with "mtp.".
+            the text model (a vision tower), or "" for one that is there a second time. Parameters of the head start
+            with "mtp.".
         verified: what trunk and head were compared with, for people; "" where nothing independent could be had.
         assemble: tensors by canonical name, text config -> parameters in MLX layout, such as experts that are stacked.
             Nothing is evaluated in it.

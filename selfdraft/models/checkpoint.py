@@ -257,7 +257,7 @@ def _canonical(
                 skipped += 1
             elif ours in tensors:
                 raise CheckpointError(f"{path}: tensor {name!r} is stored twice in this checkpoint")
-            else:
+            elif ours:
                 tensors[ours] = tensor
     if skipped:
         notes.append(f"{skipped} tensors of other modalities are left out: text only")

@@ -19,7 +19,7 @@ import mlx.nn as nn
 from ..state import HeadOutputs, RowState
 from .row_cache import RowCache, run_layer
 
-__all__ = ["MTPModule", "MTPModules", "ModuleArgs"]
+__all__ = ["MTPModule", "MTPModules", "ModuleArgs", "module_name"]
 
 RunLayer = Callable[[Any, mx.array, Sequence[RowCache]], mx.array]
 
@@ -151,3 +151,23 @@ def _newest(row: RowState, module: int, step: int, offset: int) -> mx.array | No
     if step < 2:
         return outputs.newest(module, offset)
     return outputs.drafted[module - (step - 1)]
+
+
+def module_name(name: str, layers: int) -> str:
+    """Our name of a tensor where modules stand behind the trunk's `layers` layers, as DeepSeek-V3 stores them.
+
+    Returns:
+        "" for a module's own copy of the trunk's embedding or output projection, and for rotary tables.
+    """
+    if name.endswith("rotary_emb.inv_freq"):
+        return ""
+    parts = name.split(".")
+    if parts[:2] != ["model", "layers"] or not parts[2].isdigit() or int(parts[2]) < layers:
+        return name
+    module, rest = f"mtp.layers.{int(parts[2]) - layers}", ".".join(parts[3:])
+    if rest.startswith(("embed_tokens.", "shared_head.head.")):
+        return ""
+    if rest.startswith(("enorm.", "hnorm.", "eh_proj.")):
+        return f"{module}.{rest}"
+    inner = rest.removeprefix("shared_head.")
+    return f"{module}.{inner}" if inner != rest else f"{module}.block.{rest}"

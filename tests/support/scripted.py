@@ -90,7 +90,7 @@ class ScriptedHead:
         self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], step: int = 0
     ) -> mx.array:
         # Markers that come back as hiddens only make entries that are overwritten by true pairs.
-        out = self._inner.draft(tokens, hidden, rows, offsets)
+        out = self._inner.draft(tokens, hidden, rows, offsets, step)
         batch, width, size = out.shape
         values = []
         for row, offset in zip(rows, offsets, strict=True):

@@ -1,0 +1,204 @@
+"""Guards every family of models: trunk and head against an independent reference, drafting against plain decoding.
+
+Tiny random checkpoints in each family's own Hugging Face layout are made anew from their names; what other code
+computes from them in float32 is a fixture (tests/reference/README.md). They are loaded as a user's would be.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from itertools import cycle, repeat
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from selfdraft.engine import Boundary, Cut, Engine, Request
+from selfdraft.errors import InvalidRequest
+from selfdraft.models.checkpoint import classify
+from selfdraft.models.loader import build_model
+from selfdraft.sessions.payload import cut_moment, cut_span, join
+from tests.reference.families import FAMILIES, Family
+from tests.support.reference import FIXTURES, cosine, largest_difference, run_through
+from tests.support.rows import finish, params, solo
+from tests.support.scripted import ScriptedHead
+
+LARGEST = 2e-4  # float32 on both sides; logits reach about 10
+TOKENS = 40
+CHUNK = 16
+
+# Prompts that end inside the first window of the smallest sliding layers, at its border, and far behind it.
+LENGTHS = [1, 2, 3, CHUNK, CHUNK + 1, 70]
+
+
+def write_checkpoint(family: Family, folder: Path) -> Path:
+    """The checkpoint as Hugging Face stores it."""
+    weights = {name: mx.array(values) for name, values in family.weights().items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(family.config))
+    return folder
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> Family:
+    return FAMILIES[request.param]
+
+
+@pytest.fixture(scope="module")
+def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(family, tmp_path_factory.mktemp(family.name))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    checkpoint = classify(folder)
+    assert (checkpoint.head.source, checkpoint.head.reason, checkpoint.layout) == ("embedded", "", "huggingface")
+    assert checkpoint.notes == []
+    return build_model(checkpoint, with_head=True).model
+
+
+@pytest.fixture(scope="module")
+def expected(family: Family) -> dict[str, mx.array]:
+    found = mx.load(str(FIXTURES / "families" / f"{family.name}.safetensors"))
+    assert isinstance(found, dict)
+    return found
+
+
+def prompts(family: Family) -> list[list[int]]:
+    return [family.prompt(length, seed=length).tolist() for length in LENGTHS]
+
+
+def request(prompt: list[int], depth: Any, **settings: Any) -> Request:
+    return Request(prompt, params(depth=depth, max_tokens=TOKENS, **settings))
+
+
+def assert_close(computed: mx.array, wanted: mx.array) -> None:
+    assert computed.shape == wanted.shape
+    assert cosine(computed, wanted) > 0.9999
+    assert largest_difference(computed, wanted) < LARGEST
+
+
+def test_every_family_has_a_fixture() -> None:
+    assert {file.stem for file in (FIXTURES / "families").iterdir()} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("pieces", [None, 1, 5, 64])
+def test_trunk(model: Any, expected: dict[str, mx.array], pieces: int | None) -> None:
+    tokens: list[int] = expected["ids"].tolist()  # type: ignore[assignment]
+    sizes = repeat(pieces) if pieces else None
+    hidden = run_through(model, tokens, model.new_state(), sizes, keep_steps=pieces in (1, 5))[-8:]
+    assert_close(hidden, expected["trunk_hidden"])
+    assert_close(model.logits(hidden[None])[0], expected["trunk_logits"])
+
+
+@pytest.mark.parametrize("pieces", [None, 1, 7])
+def test_head(model: Any, expected: dict[str, mx.array], pieces: int | None) -> None:
+    """However many true pairs come in at once, drafts behind them are those of the whole history."""
+    tokens: list[int] = expected["ids"].tolist()  # type: ignore[assignment]
+    drafts: list[int] = expected["mtp_drafts"].tolist()  # type: ignore[assignment]
+    state = model.new_state()
+    hidden = run_through(model, tokens, state, keep_steps=False)[None]
+    last = _prime(model, tokens, hidden, state, repeat(pieces or len(tokens)))
+    logits = [model.draft_logits(last)]
+    for step, draft in enumerate(drafts[:-1], start=1):
+        last = model.draft(mx.array([[draft]]), last, [state], [state.head_length + step - 1], step)
+        logits.append(model.draft_logits(last, step))
+    found = mx.concatenate(logits, axis=1)[0]
+    assert_close(found, expected["mtp_logits"])
+    assert mx.argmax(found, axis=-1).tolist() == drafts
+
+
+def _prime(model: Any, tokens: list[int], hidden: mx.array, state: Any, pieces: Iterator[int]) -> mx.array:
+    """Give the head its true pairs, with drafts in between that come to nothing; its output for the newest."""
+    done = 0
+    while done < len(tokens) - 1:
+        end = min(done + next(pieces), len(tokens) - 1)
+        out = model.draft(mx.array([tokens[done + 1 : end + 1]]), hidden[:, done:end], [state], [done])[:, -1:]
+        state.head_length = done = end
+        last = out
+        for step in range(1, min(model.max_depth, 3)):
+            last = model.draft(mx.array([[step]]), last, [state], [done + step - 1], step)
+    return out
+
+
+@pytest.mark.parametrize("setting", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "seeded"])
+def test_drafting_equals_plain_decoding(model: Any, family: Family, setting: dict[str, Any]) -> None:
+    """At every depth, beside others, with the family's own head and with one that is right seven times in ten."""
+    asked = prompts(family)
+    texts = [solo(model, request(prompt, 0, **setting), prefill_chunk=CHUNK).emitted for prompt in asked]
+    scripted = ScriptedHead(model)
+    for kind in (model, scripted):
+        engine = Engine(kind, prefill_chunk=CHUNK)
+        depths = cycle([*range(1, min(family.max_depth, 4) + 1), "auto"])
+        rows = [engine.add(request(prompt, next(depths), **setting)) for prompt in asked]
+        if kind is scripted:
+            for seed, (row, text) in enumerate(zip(rows, texts, strict=True)):
+                scripted.follow(row, text, lambda index, seed=seed: random.Random(1000 * seed + index).random() < 0.7)
+        finish(engine)
+        assert [row.emitted for row in rows] == texts
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_rollback_is_exact(model: Any, family: Family, accepted: int) -> None:
+    """A rejected tail leaves nothing behind: the next logits are those of a state that never saw it, to the bit."""
+    for prompt in prompts(family):
+        rolled, plain = model.new_state(), model.new_state()
+        for state in (rolled, plain):
+            run_through(model, prompt, state, keep_steps=False)
+        window = family.prompt(4, seed=99).tolist()
+        _, captured = model.forward(mx.array([window]), [rolled], keep_steps=True)
+        captured.commit([rolled], [accepted + 1])
+        for token in window[: accepted + 1]:
+            run_through(model, [token], plain, keep_steps=True)
+        following, _ = model.forward(mx.array([[5, 6]]), [rolled], keep_steps=True)
+        wanted, _ = model.forward(mx.array([[5, 6]]), [plain], keep_steps=True)
+        assert mx.array_equal(following, wanted).item()
+
+
+def test_a_stored_state_goes_on_as_it_was(model: Any, family: Family) -> None:
+    """Cut into what a session keeps, and joined again: the next drafts and logits are the same bits."""
+    prompt = family.prompt(75).tolist()
+    state = model.new_state()
+    hidden = run_through(model, prompt, state, keep_steps=False)[None]
+    _prime(model, prompt, hidden, state, repeat(20))
+    boundary = Boundary(state, hidden[0, -1:], (Cut(len(prompt), chunk=True),))
+    spans = [cut_span(boundary, 0, head=True)]
+    again = join(model.new_state(), spans, cut_moment(boundary, head=True), boundary.cuts, head=True).state
+    for each in (state, again):
+        each.head_length = len(prompt) - 1
+    found = [_next_drafts(model, each, hidden[:, -1:], min(model.max_depth, 3)) for each in (state, again)]
+    assert mx.array_equal(*found).item()
+    logits = [model.forward(mx.array([[1, 2, 3]]), [each], keep_steps=True)[0] for each in (state, again)]
+    assert mx.array_equal(*logits).item()
+
+
+def _next_drafts(model: Any, state: Any, hidden: mx.array, depth: int) -> mx.array:
+    offset = state.head_length
+    last = model.draft(mx.array([[7]]), hidden, [state], [offset])
+    state.head_length += 1
+    found = [model.draft_logits(last)]
+    for step in range(1, depth):
+        last = model.draft(mx.array([[7 + step]]), last, [state], [offset + step], step)
+        found.append(model.draft_logits(last, step))
+    return mx.concatenate(found)
+
+
+def test_the_depth_has_a_limit(model: Any, family: Family) -> None:
+    assert model.max_depth == family.max_depth
+    with pytest.raises(InvalidRequest, match=str(family.max_depth)):
+        Engine(model).add(request([1, 2], family.max_depth + 1, temperature=0.0))
+
+
+def test_a_head_that_lacks_a_tensor_is_named(family: Family, folder: Path, tmp_path: Path) -> None:
+    weights = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]
+    lost = next(name for name in family.shapes if "enorm" in name or "token_layernorm" in name)
+    del weights[lost]
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(family.config))
+    checkpoint = classify(tmp_path)
+    assert "enorm" in checkpoint.head.reason
+    plain = build_model(checkpoint, with_head=False).model
+    assert solo(plain, request([1, 2, 3], 0, temperature=0.0)).emitted
