@@ -26,7 +26,7 @@ from .batch import Batch
 from .constraint import Allowed, dead_end
 from .row import Pending, Row, TokenScores
 from .sampling import Chain
-from .scores import drawable_positions, finite_positions, raw_scores, read_scores
+from .scores import raw_scores, read_scores
 
 __all__ = ["Choose", "Cycle", "Decision", "Drafts", "Flight", "Outcome", "Verified", "emit"]
 
@@ -38,11 +38,11 @@ HISTORY_BACKLOG = 64
 
 @dataclass(frozen=True)
 class Drafts:
-    """What the head proposed. tokens [B, K]; z the filtered logits [B, K, V] they were drawn from; finite [B, K]."""
+    """What the head proposed. tokens [B, K]; z the filtered logits [B, K, V] they were drawn from; flaws of these."""
 
     tokens: mx.array
     z: mx.array | None
-    finite: mx.array | None
+    flaws: mx.array | None
 
 
 @dataclass(frozen=True)
@@ -172,23 +172,23 @@ class Cycle:
         _begin(batch, hidden)  # the head runs while the host builds on, and asks what may come first
         first = batch.allowed()
 
-        tokens, filtered, finite = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
+        tokens, filtered, flaws = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
         for step in range(batch.depth):
             # What may be drafted and what is allowed could have nothing in common.
             project = self._model.draft_logits if step or first is None else self._model.logits
-            logits = _spread(project(hidden), drafting, len(batch.rows)).astype(mx.float32)
-            z = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)
+            logits = _spread(project(hidden), drafting, len(batch.rows))
+            z, flaw = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)
             drafted = batch.choose(z, step)
             tokens = mx.concatenate([tokens, drafted], axis=1)
             filtered.append(z)
-            finite.append(drawable_positions(logits)[:, 0])
+            flaws.append(flaw)
             if step + 1 < batch.depth:
                 # Drafted entries go behind the committed ones; the next commit_history overwrites them.
                 offsets = [state.head_length + step for state in states]
                 own = drafted if len(drafting) == len(batch.rows) else drafted[numbers(tuple(drafting))]
                 hidden = self._model.draft(own, hidden, states, offsets, **batch.unread_lengths)
             _begin(batch, tokens)  # the device drafts while the host builds what comes behind
-        return Drafts(tokens, mx.concatenate(filtered, axis=1), mx.stack(finite, axis=1))
+        return Drafts(tokens, mx.concatenate(filtered, axis=1), mx.concatenate(flaws, axis=1))
 
     def commit_history(self, rows: Sequence[Row], unread: Unread | None = None) -> mx.array:
         """Give the head the true pairs of what was emitted since it last ran, in one wide pass.
@@ -230,16 +230,16 @@ class Cycle:
         """Decide what stays of the drafts, and the token after."""
         before = drafts.tokens if batch.unread is None or batch.depth else batch.unread.last
         allowed = self._allowed(batch, drafts)
-        raw = verified.logits.astype(mx.float32)
-        z = batch.chain(raw, batch.emitted, batch.histories, before, allowed)
+        z, flaws = batch.chain(verified.logits, batch.emitted, batch.histories, before, allowed)
         accepted, following = self._decide(batch, drafts, z)
         positions = mx.arange(batch.depth + 1)
         padded = mx.pad(drafts.tokens, [(0, 0), (0, 1)])
         tokens = mx.where(positions < accepted[:, None], padded, following[:, None])
-        finite = finite_positions(raw)
-        if drafts.finite is not None:
-            # Columns past a row's depth are padding: another row's hidden, or drafts nobody asked for.
-            drafted = mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
+        finite = flaws == 0
+        if drafts.flaws is not None:
+            # Some tokens may be left out of drafts, at -inf. Columns past a row's depth are padding: another row's
+            # hidden, or drafts nobody asked for.
+            drafted = mx.pad(drafts.flaws, [(0, 0), (0, 1)]) < 2
             finite = finite & (drafted | (positions >= numbers(tuple(batch.depths))[:, None]))
         parts = [part.astype(mx.uint32) for part in (accepted[:, None], tokens, finite)]
         report = readable(mx.concatenate(parts, axis=1).flatten())

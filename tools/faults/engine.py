@@ -53,9 +53,9 @@ FAULTS = [
     ),
     Fault(
         "drafts need not be numbers",
-        "engine/scores.py",
-        "return logits.astype(mx.float32).sum(axis=-1) < mx.inf",
-        "return mx.ones(logits.shape[:-1], dtype=mx.bool_)",
+        "engine/cycle.py",
+        "mx.pad(drafts.flaws, [(0, 0), (0, 1)]) < 2",
+        "mx.pad(drafts.flaws, [(0, 0), (0, 1)]) < 3",
         "tests/models/test_draft_projection.py tests/engine/test_stops.py",
     ),
     Fault(
@@ -242,14 +242,14 @@ FAULTS = [
     ),
     Fault(
         "top-k drops ties",
-        "engine/sampling.py",
-        "mx.where(z >= threshold, z, -mx.inf)",
-        "mx.where(z > threshold, z, -mx.inf)",
+        "kernels/kept_logits.py",
+        "mx.where(z >= least, z, -mx.inf)",
+        "mx.where(z > least, z, -mx.inf)",
         "tests/engine/test_sampling_chain.py",
     ),
     Fault(
         "top-p drops the token that crosses the border",
-        "kernels/rank_threshold.py",
+        "kernels/kept_logits.py",
         "mx.maximum(kept.sum(axis=-1, keepdims=True) - 1, 0)",
         "mx.maximum(kept.sum(axis=-1, keepdims=True) - 2, 0)",
         "tests/engine/test_sampling_chain.py",
@@ -314,8 +314,8 @@ FAULTS = [
     Fault(
         "the constraint's mask is left out of p",
         "engine/cycle.py",
-        "z = batch.chain(raw, batch.emitted, batch.histories, before, allowed)",
-        "z = batch.chain(raw, batch.emitted, batch.histories, before)",
+        "z, flaws = batch.chain(verified.logits, batch.emitted, batch.histories, before, allowed)",
+        "z, flaws = batch.chain(verified.logits, batch.emitted, batch.histories, before)",
         "tests/engine/test_constraint.py",
     ),
     Fault(
