@@ -19,7 +19,6 @@ from ..kernels.small_arrays import numbers, read, readable
 from ..models.base import Model, runs_ahead
 from ..params import SamplingParams
 from ..state import Captured
-from . import noise
 from .accept import BLOCK, RejectionRule, at, coupled, rejection
 from .ahead import Place, Unread, may_draft_ahead
 from .batch import Batch
@@ -378,13 +377,12 @@ class Cycle:
     def _reject(self, batch: Batch, drafts: Drafts, z: mx.array, depths: mx.array) -> tuple[mx.array, mx.array]:
         """Rejection sampling of all rows. The noise of position K is for what follows: no draft was drawn with it."""
         assert drafts.z is not None
-        uniforms = noise.uniform(batch.streams, batch.counters, batch.depth, batch.counter_shift)
         if acceptance.CHECK.passed and acceptance.fits(batch.depth, z.shape[-1]):
-            given = z, drafts.z, drafts.tokens, depths, uniforms, batch.keys[:, -1]
+            given = z, drafts.z, drafts.tokens, depths, batch.uniforms, batch.keys[:, -1]
             return acceptance.accept_rejection(*given, block=self._rule is BLOCK)
         assert batch.noise is not None
         p, q = mx.softmax(z, axis=-1), mx.softmax(drafts.z, axis=-1)
-        return rejection(self._rule, p, q, drafts.tokens, depths, uniforms, batch.noise[:, -1])
+        return rejection(self._rule, p, q, drafts.tokens, depths, batch.uniforms, batch.noise[:, -1])
 
     def _count(self, row: Row, depth: int, accepted: int, kept: int) -> None:
         """Statistics of a cycle of which `kept` tokens were emitted."""

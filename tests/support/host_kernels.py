@@ -27,6 +27,7 @@ from selfdraft.kernels import (
     gated_delta_scan,
     gated_delta_tape,
     kept_logits,
+    noise_keys,
     verify_qmv,
 )
 from selfdraft.kernels.portable import Call, Kernel, Launch
@@ -75,6 +76,7 @@ def kernels_on_host(patch: pytest.MonkeyPatch, run: Run | None = None) -> None:
         gated_delta_scan,
         gated_delta_tape,
         kept_logits,
+        noise_keys,
         verify_qmv,
     ):
         patch.setattr(module, "_CALLS", {})

@@ -110,8 +110,8 @@ FAULTS = [
     Fault(
         "seeded noise of an early cycle does not know what was emitted",
         "engine/batch.py",
-        "numbers(tuple(int(row.coupled) for row in self.rows))",
-        "numbers(tuple(0 for row in self.rows))",
+        "numbers(tuple(map(int, coupled))) if any(coupled)",
+        "numbers((0,) * len(coupled)) if any(coupled)",
         AHEAD,
     ),
     Fault(
@@ -179,9 +179,9 @@ FAULTS = [
     ),
     Fault(
         "uniforms drawn with the keys of the Gumbel noise",
-        "engine/noise.py",
-        "keys(streams, counters, 1, shift, _UNIFORM)",
-        "keys(streams, counters, 1, shift, 0)",
+        "kernels/noise_keys.py",
+        "_UNIFORM = 0x5BD1E995",
+        "_UNIFORM = 0",
         "tests/engine/test_noise.py",
     ),
     Fault(

@@ -12,6 +12,7 @@ INPUTS = "tests/kernels/test_attention_inputs.py"
 TAPE = "tests/kernels/test_gated_delta_tape.py"
 MIXER = "tests/kernels/test_gated_delta_mixer.py"
 KEPT = "tests/kernels/test_kept_logits.py"
+KEYS = "tests/kernels/test_noise_keys.py"
 SCAN = "tests/kernels/test_gated_delta_scan.py"
 DRAW = "tests/kernels/test_draw.py"
 ACCEPTANCE = "tests/kernels/test_acceptance.py"
@@ -298,6 +299,20 @@ FAULTS = [
         "return self._filtered(z)[0], flaws_reference(logits)",
         "return self._filtered(z)",
         "tests/engine/test_sampling_chain.py",
+    ),
+    Fault(
+        "uniforms of an odd number of drafts have MLX's counters of an even one",
+        "kernels/source/noise_keys.h",
+        "other < drawn ? other : 0",
+        "other",
+        KEYS,
+    ),
+    Fault(
+        "keys do not count what the host does not know of",
+        "kernels/source/noise_keys.h",
+        "+ counters[row] + uint(shift[row])",
+        "+ counters[row]",
+        KEYS,
     ),
     Fault(
         "the k-th itself is not counted",
