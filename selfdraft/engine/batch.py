@@ -70,7 +70,7 @@ class Batch:
         coupled = [row.coupled for row in self.rows]
         if self.shift is None or all(coupled):
             return self.shift
-        return self.shift * numbers(tuple(map(int, coupled))) if any(coupled) else None
+        return self.shift * self.coupled if any(coupled) else None
 
     def _used(self, row: Row) -> int:
         """Counters of noise that the unread cycle used, as far as the host knows."""
@@ -99,6 +99,11 @@ class Batch:
             return None
         drawn = noise.gumbel(self.keys, self._vocab_size)
         return mx.where(self._noisy[:, None, None] > 0, drawn, 0) if any(self.chain.greedy) else drawn
+
+    @property
+    def coupled(self) -> mx.array:
+        """1 for rows by coupled acceptance, 0 for those by rejection, int32 [B]."""
+        return numbers(tuple(int(row.coupled) for row in self.rows))
 
     @property
     def _noisy(self) -> mx.array:

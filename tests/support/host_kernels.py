@@ -28,6 +28,7 @@ from selfdraft.kernels import (
     gated_delta_tape,
     kept_logits,
     noise_keys,
+    report,
     verify_qmv,
 )
 from selfdraft.kernels.portable import Call, Kernel, Launch
@@ -77,6 +78,7 @@ def kernels_on_host(patch: pytest.MonkeyPatch, run: Run | None = None) -> None:
         gated_delta_tape,
         kept_logits,
         noise_keys,
+        report,
         verify_qmv,
     ):
         patch.setattr(module, "_CALLS", {})

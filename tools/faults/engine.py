@@ -53,9 +53,9 @@ FAULTS = [
     ),
     Fault(
         "drafts need not be numbers",
-        "engine/cycle.py",
-        "mx.pad(drafts.flaws, [(0, 0), (0, 1)]) < 2",
-        "mx.pad(drafts.flaws, [(0, 0), (0, 1)]) < 3",
+        "kernels/report.py",
+        "(drafted < 2)",
+        "(drafted < 3)",
         "tests/models/test_draft_projection.py tests/engine/test_stops.py",
     ),
     Fault(
@@ -88,9 +88,9 @@ FAULTS = [
     ),
     Fault(
         "an early cycle takes one token less for emitted than was",
-        "engine/cycle.py",
-        "counts = decision.accepted.astype(mx.int32) + 1",
-        "counts = decision.accepted.astype(mx.int32)",
+        "kernels/report.py",
+        "accepted.astype(mx.int32) + 1",
+        "accepted.astype(mx.int32)",
         AHEAD,
     ),
     Fault(
@@ -110,8 +110,8 @@ FAULTS = [
     Fault(
         "seeded noise of an early cycle does not know what was emitted",
         "engine/batch.py",
-        "numbers(tuple(map(int, coupled))) if any(coupled)",
-        "numbers((0,) * len(coupled)) if any(coupled)",
+        "self.shift * self.coupled if any(coupled)",
+        "0 * self.shift if any(coupled)",
         AHEAD,
     ),
     Fault(
@@ -176,6 +176,13 @@ FAULTS = [
         "row.draws += batch.depth + 1",
         "row.draws += 0",
         "tests/engine/test_distribution.py",
+    ),
+    Fault(
+        "a row is copied to be picked from",
+        "engine/accept.py",
+        "mx.take(x.squeeze(0), positions, axis=0)",
+        "mx.take(x[0], positions, axis=0)",
+        "tests/engine/test_queued_operations.py",
     ),
     Fault(
         "uniforms drawn with the keys of the Gumbel noise",
@@ -300,7 +307,7 @@ FAULTS = [
     Fault(
         "NaN logits decoded on",
         "engine/cycle.py",
-        "if not all(outcome.finite[index][: decisive + 1]):",
+        "if not outcome.sound[index]:",
         "if False:",
         "tests/engine/test_stops.py",
     ),

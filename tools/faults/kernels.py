@@ -13,6 +13,7 @@ TAPE = "tests/kernels/test_gated_delta_tape.py"
 MIXER = "tests/kernels/test_gated_delta_mixer.py"
 KEPT = "tests/kernels/test_kept_logits.py"
 KEYS = "tests/kernels/test_noise_keys.py"
+REPORT = "tests/kernels/test_report.py"
 SCAN = "tests/kernels/test_gated_delta_scan.py"
 DRAW = "tests/kernels/test_draw.py"
 ACCEPTANCE = "tests/kernels/test_acceptance.py"
@@ -313,6 +314,34 @@ FAULTS = [
         "+ counters[row] + uint(shift[row])",
         "+ counters[row]",
         KEYS,
+    ),
+    Fault(
+        "a coupled row hangs on drafts that it did not keep",
+        "kernels/source/report.h",
+        "coupled[row] ? stay : depth",
+        "depth",
+        REPORT,
+    ),
+    Fault(
+        "a row hangs on drafts of a deeper one",
+        "kernels/source/report.h",
+        "p < depth && draft_flaws",
+        "p < most && draft_flaws",
+        REPORT,
+    ),
+    Fault(
+        "drafts must have every token of the vocabulary",
+        "kernels/source/report.h",
+        "draft_flaws[row * most + p] > 1",
+        "draft_flaws[row * most + p] > 0",
+        REPORT,
+    ),
+    Fault(
+        "reports are too few for what the host reads",
+        "kernels/small_arrays.py",
+        "size <= few * _PIECE",
+        "size <= few * _PIECE + 1",
+        REPORT,
     ),
     Fault(
         "the k-th itself is not counted",
