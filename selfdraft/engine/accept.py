@@ -98,7 +98,7 @@ def coupled(choices: mx.array, drafts: mx.array, depths: mx.array) -> tuple[mx.a
 def at(x: mx.array, positions: mx.array) -> mx.array:
     """x[b, positions[b]] for x [B, N, ...]."""
     if x.shape[0] == 1:
-        return mx.take(x[0], positions, axis=0)
+        return mx.take(x.squeeze(0), positions, axis=0)  # x[0] would be a copy
     return x[mx.arange(x.shape[0]), positions]
 
 

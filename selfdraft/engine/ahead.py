@@ -19,6 +19,7 @@ class Unread:
 
     Attributes:
         last: the newest token of every row, [B, 1].
+        accepted: drafts of each row that stay, int32 [B]; None where no row drafts.
         counts: tokens that each row emitted, int32 [B]; None where all emitted one, for no row drafts.
         most: the largest that can be; also how many counters of noise each row used up.
         hidden, tokens: the pairs that the head has not seen, [B, most, H] and [B, most]; those behind `counts` mean
@@ -26,6 +27,7 @@ class Unread:
     """
 
     last: mx.array
+    accepted: mx.array | None = None
     counts: mx.array | None = None
     most: int = 1
     hidden: mx.array | None = None

@@ -67,9 +67,10 @@ class Batch:
     @property
     def counter_shift(self) -> mx.array | None:
         """The same for the counters of noise: those of coupled rows count what was emitted."""
-        if self.shift is None:
-            return None
-        return self.shift * numbers(tuple(int(row.coupled) for row in self.rows))
+        coupled = [row.coupled for row in self.rows]
+        if self.shift is None or all(coupled):
+            return self.shift
+        return self.shift * self.coupled if any(coupled) else None
 
     def _used(self, row: Row) -> int:
         """Counters of noise that the unread cycle used, as far as the host knows."""
@@ -78,9 +79,18 @@ class Batch:
         return 1 if row.coupled else self.unread.most
 
     @cached_property
+    def _addresses(self) -> tuple[mx.array, mx.array]:
+        return noise.addresses(self.streams, self.counters, self.depth, self.counter_shift)
+
+    @property
     def keys(self) -> mx.array:
         """Of the noise at every position, [B, K+1, 2]."""
-        return noise.keys(self.streams, self.counters, self.depth + 1, self.counter_shift)
+        return self._addresses[0]
+
+    @property
+    def uniforms(self) -> mx.array:
+        """For rejection, one a draft, [B, K]."""
+        return self._addresses[1]
 
     @cached_property
     def noise(self) -> mx.array | None:
@@ -89,6 +99,11 @@ class Batch:
             return None
         drawn = noise.gumbel(self.keys, self._vocab_size)
         return mx.where(self._noisy[:, None, None] > 0, drawn, 0) if any(self.chain.greedy) else drawn
+
+    @property
+    def coupled(self) -> mx.array:
+        """1 for rows by coupled acceptance, 0 for those by rejection, int32 [B]."""
+        return numbers(tuple(int(row.coupled) for row in self.rows))
 
     @property
     def _noisy(self) -> mx.array:

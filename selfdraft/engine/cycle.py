@@ -13,20 +13,20 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..errors import NonFiniteLogits
-from ..kernels import acceptance
+from ..kernels import acceptance, report
 from ..kernels.portable import backend
-from ..kernels.small_arrays import numbers, read, readable
+from ..kernels.report import Report
+from ..kernels.small_arrays import numbers
 from ..models.base import Model, runs_ahead
 from ..params import SamplingParams
 from ..state import Captured
-from . import noise
 from .accept import BLOCK, RejectionRule, at, coupled, rejection
 from .ahead import Place, Unread, may_draft_ahead
 from .batch import Batch
 from .constraint import Allowed, dead_end
 from .row import Pending, Row, TokenScores
 from .sampling import Chain
-from .scores import drawable_positions, finite_positions, raw_scores, read_scores
+from .scores import raw_scores, read_scores
 
 __all__ = ["Choose", "Cycle", "Decision", "Drafts", "Flight", "Outcome", "Verified", "emit"]
 
@@ -38,11 +38,11 @@ HISTORY_BACKLOG = 64
 
 @dataclass(frozen=True)
 class Drafts:
-    """What the head proposed. tokens [B, K]; z the filtered logits [B, K, V] they were drawn from; finite [B, K]."""
+    """What the head proposed. tokens [B, K]; z the filtered logits [B, K, V] they were drawn from; flaws of these."""
 
     tokens: mx.array
     z: mx.array | None
-    finite: mx.array | None
+    flaws: mx.array
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,22 @@ class Decision:
 
     Attributes:
         accepted: drafts that stay, [B].
-        tokens: these and the one after, [B, K+1]; what lies behind means nothing.
+        following: the token after these, [B].
+        report: both as the host reads them, and whether the logits that they hang on are finite.
         scores: see `raw_scores`.
         allowed: what constraints allow; None when no row has one.
-        report: `accepted`, `tokens` and whether the logits that each position hangs on are finite, side by side
-            [B, 1 + (K+1) + (K+1)], as the host reads them.
     """
 
     accepted: mx.array
-    tokens: mx.array
+    following: mx.array
+    report: Report
     scores: tuple[mx.array, ...]
     allowed: Allowed | None
-    report: list[mx.array]
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
         """All that the host reads."""
-        return (*self.report, *self.scores)
+        return (*self.report.parts, *self.scores)
 
 
 @dataclass
@@ -90,11 +89,12 @@ class Flight:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Read by the host. accepted: drafts that stay; tokens: these and the one after; per row."""
+    """Read by the host, per row. accepted: drafts that stay; sound: whether the logits that this hangs on are finite;
+    tokens: these drafts and the one after, then anything."""
 
     accepted: list[int]
+    sound: list[bool]
     tokens: list[list[int]]
-    finite: list[list[bool]]
     scores: list[list[TokenScores]] | None
 
 
@@ -165,30 +165,33 @@ class Cycle:
         if batch.unread is None:
             self._catch_up(batch)
         if not drafting:
-            return Drafts(mx.zeros((len(batch.rows), 0), dtype=mx.uint32), None, None)
+            none = (len(batch.rows), 0)
+            return Drafts(mx.zeros(none, mx.uint32), None, mx.zeros(none, mx.int32))
         rows = [batch.rows[index] for index in drafting]
         states = [row.state for row in rows]
         hidden = self.commit_history(rows, batch.unread)
         _begin(batch, hidden)  # the head runs while the host builds on, and asks what may come first
         first = batch.allowed()
 
-        tokens, filtered, finite = mx.zeros((len(batch.rows), 0), dtype=mx.uint32), [], []
+        tokens: list[mx.array] = []
+        filtered, flaws = [], []
         for step in range(batch.depth):
             # What may be drafted and what is allowed could have nothing in common.
             logits = self._model.draft_logits(hidden, step, whole=step == 0 and first is not None)
-            logits = _spread(logits, drafting, len(batch.rows)).astype(mx.float32)
-            z = batch.chain(logits, batch.emitted, batch.histories, tokens, None if step else first)
+            logits = _spread(logits, drafting, len(batch.rows))
+            before = mx.concatenate(tokens, axis=1) if tokens else None
+            z, flaw = batch.chain(logits, batch.emitted, batch.histories, before, None if step else first)
             drafted = batch.choose(z, step)
-            tokens = mx.concatenate([tokens, drafted], axis=1)
+            tokens.append(drafted)
             filtered.append(z)
-            finite.append(drawable_positions(logits)[:, 0])
+            flaws.append(flaw)
             if step + 1 < batch.depth:
                 # Drafted entries go behind the committed ones; the next commit_history overwrites them.
                 offsets = [state.head_length + step for state in states]
                 own = drafted if len(drafting) == len(batch.rows) else drafted[numbers(tuple(drafting))]
                 hidden = self._model.draft(own, hidden, states, offsets, step + 1, **batch.unread_lengths)
-            _begin(batch, tokens)  # the device drafts while the host builds what comes behind
-        return Drafts(tokens, mx.concatenate(filtered, axis=1), mx.stack(finite, axis=1))
+            _begin(batch, drafted)  # the device drafts while the host builds what comes behind
+        return Drafts(*(mx.concatenate(parts, axis=1) for parts in (tokens, filtered, flaws)))
 
     def commit_history(self, rows: Sequence[Row], unread: Unread | None = None) -> mx.array:
         """Give the head the true pairs of what was emitted since it last ran, in one wide pass.
@@ -203,9 +206,9 @@ class Cycle:
         if unread is not None:
             assert unread.hidden is not None
             assert unread.tokens is not None
-            assert unread.counts is not None
+            assert unread.accepted is not None
             out = self._model.draft(unread.tokens, unread.hidden, states, [state.head_length for state in states])
-            return at(out, unread.counts - 1)[:, None]
+            return at(out, unread.accepted)[:, None]
         pending = [row.pending for row in rows if row.pending]
         assert len(pending) == len(rows)
         counts = [len(pairs.tokens) for pairs in pending]
@@ -230,31 +233,19 @@ class Cycle:
         """Decide what stays of the drafts, and the token after."""
         before = drafts.tokens if batch.unread is None or batch.depth else batch.unread.last
         allowed = self._allowed(batch, drafts)
-        raw = verified.logits.astype(mx.float32)
-        z = batch.chain(raw, batch.emitted, batch.histories, before, allowed)
+        z, flaws = batch.chain(verified.logits, batch.emitted, batch.histories, before, allowed)
         accepted, following = self._decide(batch, drafts, z)
-        positions = mx.arange(batch.depth + 1)
-        padded = mx.pad(drafts.tokens, [(0, 0), (0, 1)])
-        tokens = mx.where(positions < accepted[:, None], padded, following[:, None])
-        finite = finite_positions(raw)
-        if drafts.finite is not None:
-            # Columns past a row's depth are padding: another row's hidden, or drafts nobody asked for.
-            drafted = mx.pad(drafts.finite, [(0, 0), (0, 1)], constant_values=True)
-            finite = finite & (drafted | (positions >= numbers(tuple(batch.depths))[:, None]))
-        parts = [part.astype(mx.uint32) for part in (accepted[:, None], tokens, finite)]
-        report = readable(mx.concatenate(parts, axis=1).flatten())
-        return Decision(accepted, tokens, raw_scores(verified.logits, tokens, batch.rows), allowed, report)
+        given = accepted, following, drafts.tokens, numbers(tuple(batch.depths)), batch.coupled, flaws, drafts.flaws
+        told = report.report(*given) if report.CHECK.passed else report.report_reference(*given)
+        scores = raw_scores(verified.logits, told.tokens, batch.rows)
+        return Decision(accepted, following, told, scores, allowed)
 
     def read(self, flight: Flight) -> Outcome:
         """Wait for a cycle: its one synchronisation."""
         self.synchronisations += 1
         decision = flight.decision
         mx.eval(*decision.arrays)
-        numbers, width = read(decision.report), flight.batch.depth + 1
-        rows = [numbers[at : at + 2 * width + 1] for at in range(0, len(numbers), 2 * width + 1)]
-        accepted, tokens = [row[0] for row in rows], [row[1 : width + 1] for row in rows]
-        finite = [[bool(flag) for flag in row[width + 1 :]] for row in rows]
-        return Outcome(accepted, tokens, finite, read_scores(decision.tokens, decision.scores))
+        return Outcome(*decision.report.read(), read_scores(decision.report.tokens, decision.scores))
 
     def commit(self, flight: Flight, outcome: Outcome) -> None:
         """Move lengths and states to what was emitted, and end the rows that are through."""
@@ -263,9 +254,7 @@ class Cycle:
             accepted, depth = outcome.accepted[index], batch.depths[index]
             row.draws += batch.depth + 1
             row.statistics.cycles += 1
-            # What stays of a rejection window may hang on all of it; a coupled row's only on what was emitted.
-            decisive = accepted if row.coupled else depth
-            if not all(outcome.finite[index][: decisive + 1]):
+            if not outcome.sound[index]:
                 row.error = NonFiniteLogits(
                     f"the model produced NaN or infinite logits after {len(row.emitted)} tokens; "
                     "try another dtype (SELFDRAFT_DTYPE=float32) or fetch the checkpoint again"
@@ -279,7 +268,7 @@ class Cycle:
             self._count(row, depth, accepted, len(kept))
             kept_counts.append(len(kept))
             if row.drafts and kept:
-                self._remember(row, Pending(verified.hidden[index], kept, flight.decision.tokens[index]))
+                self._remember(row, Pending(verified.hidden[index], kept, flight.decision.report.tokens[index]))
             if outcome.scores and row.params.logprobs is not None:
                 row.scores += [score.best(row.params.logprobs) for score in outcome.scores[index][: len(kept)]]
         verified.captured.commit(batch.states, kept_counts)
@@ -323,14 +312,12 @@ class Cycle:
     def _leave_unread(self, flight: Flight) -> Unread:
         """Move the states behind a cycle that is not read, and say what it leaves."""
         batch, decision, captured = flight.batch, flight.decision, flight.verified.captured
+        last, told = decision.following[:, None], decision.report
         if batch.depth == 0:
             captured.commit(batch.states, [1] * len(batch.rows))
-            return Unread(decision.tokens)
-        counts = decision.accepted.astype(mx.int32) + 1
-        captured.commit_on_device(batch.states, counts)
-        most = batch.depth + 1
-        last = at(decision.tokens, decision.accepted)[:, None]
-        return Unread(last, counts, most, flight.verified.hidden, decision.tokens)
+            return Unread(last)
+        captured.commit_on_device(batch.states, told.counts)
+        return Unread(last, decision.accepted, told.counts, batch.depth + 1, flight.verified.hidden, told.tokens)
 
     def _take_ahead(self, rows: Sequence[Row]) -> Flight | None:
         """The cycle that was started early, if there is one."""
@@ -378,13 +365,12 @@ class Cycle:
     def _reject(self, batch: Batch, drafts: Drafts, z: mx.array, depths: mx.array) -> tuple[mx.array, mx.array]:
         """Rejection sampling of all rows. The noise of position K is for what follows: no draft was drawn with it."""
         assert drafts.z is not None
-        uniforms = noise.uniform(batch.streams, batch.counters, batch.depth, batch.counter_shift)
         if acceptance.CHECK.passed and acceptance.fits(batch.depth, z.shape[-1]):
-            given = z, drafts.z, drafts.tokens, depths, uniforms, batch.keys[:, -1]
+            given = z, drafts.z, drafts.tokens, depths, batch.uniforms, batch.keys[:, -1]
             return acceptance.accept_rejection(*given, block=self._rule is BLOCK)
         assert batch.noise is not None
         p, q = mx.softmax(z, axis=-1), mx.softmax(drafts.z, axis=-1)
-        return rejection(self._rule, p, q, drafts.tokens, depths, uniforms, batch.noise[:, -1])
+        return rejection(self._rule, p, q, drafts.tokens, depths, batch.uniforms, batch.noise[:, -1])
 
     def _count(self, row: Row, depth: int, accepted: int, kept: int) -> None:
         """Statistics of a cycle of which `kept` tokens were emitted."""

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from ..kernels import noise_keys
 from ..kernels.draw import gumbel_reference
 from ..kernels.small_arrays import fresh, numbers
 
-__all__ = ["Stream", "gumbel", "keys", "stream", "uniform"]
+__all__ = ["Stream", "addresses", "gumbel", "stream"]
 
 Stream = tuple[int, int]
-
-_UNIFORM = 0x5BD1E995  # separates uniforms from Gumbel noise at the same counter
 
 
 def stream(seed: int | None, choice: int) -> Stream:
@@ -30,24 +29,24 @@ def stream(seed: int | None, choice: int) -> Stream:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def keys(
-    streams: Sequence[Stream], counters: Sequence[int], count: int, shift: mx.array | None = None, purpose: int = 0
-) -> mx.array:
-    """Threefry keys [B, count, 2]: row b's at counters[b] + shift[b], and so on; `shift` is [B]."""
-    high = numbers(tuple(first ^ purpose for first, _ in streams), mx.uint32)[:, None]
-    start = [second + counter & 0xFFFFFFFF for (_, second), counter in zip(streams, counters, strict=True)]
-    low = fresh(start, mx.uint32)[:, None] + numbers(tuple(range(count)), mx.uint32)  # modulo 2^32
-    if shift is not None:
-        low = low + shift.astype(mx.uint32)[:, None]
-    return mx.stack([mx.broadcast_to(high, low.shape), low], axis=-1)
+def addresses(
+    streams: Sequence[Stream], counters: Sequence[int], depth: int, shift: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """Where a cycle's noise comes from.
+
+    Args:
+        shift: int32 [B], added to the counters.
+
+    Returns:
+        Threefry keys [B, depth + 1, 2], of row b at counters[b] + shift[b], and so on, and uniforms in [0, 1), one a
+        draft [B, depth], independent of the Gumbel noise.
+    """
+    words = numbers(tuple(word for stream in streams for word in stream), mx.uint32)
+    starts = fresh([counter & 0xFFFFFFFF for counter in counters], mx.uint32)
+    make = noise_keys.noise_keys if noise_keys.CHECK.passed else noise_keys.noise_keys_reference
+    return make(words, starts, numbers((0,) * len(streams)) if shift is None else shift, depth)
 
 
 def gumbel(given: mx.array, vocab_size: int) -> mx.array:
     """Standard Gumbel noise [B, count, vocab_size] of keys [B, count, 2]."""
     return gumbel_reference(given.reshape(-1, 2), vocab_size).reshape(*given.shape[:2], vocab_size)
-
-
-def uniform(streams: Sequence[Stream], counters: Sequence[int], count: int, shift: mx.array | None = None) -> mx.array:
-    """Uniforms in [0, 1), [B, count], independent of the Gumbel noise."""
-    given = keys(streams, counters, 1, shift, _UNIFORM)[:, 0]
-    return mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))(given)

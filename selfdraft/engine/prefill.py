@@ -165,8 +165,8 @@ class Prefill:
         logits = self._model.logits(hidden)
         batch = self._cycle.batch([row], [0])
         allowed = batch.allowed()
-        tokens = batch.choose(batch.chain(logits, batch.emitted, batch.histories, None, allowed))
-        finite = finite_positions(logits).all()
+        z, flaws = batch.chain(logits, batch.emitted, batch.histories, None, allowed)
+        tokens, finite = batch.choose(z), (flaws == 0).all()
         scores = raw_scores(logits, tokens, [row])
         mx.eval(tokens, finite, *scores)
         row.draws += 1

@@ -46,7 +46,7 @@ class ProfiledCycle(Cycle):
 
     def draft(self, batch: Batch) -> Drafts:
         before = self.seconds["head history"]
-        drafts, spent = _timed(lambda: super(ProfiledCycle, self).draft(batch), lambda d: (d.tokens, d.z, d.finite))
+        drafts, spent = _timed(lambda: super(ProfiledCycle, self).draft(batch), lambda d: (d.tokens, d.z, d.flaws))
         self.seconds["draft"] += spent - (self.seconds["head history"] - before)
         return drafts
 

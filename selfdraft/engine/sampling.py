@@ -7,7 +7,6 @@ a threshold, so ties are kept and the result does not depend on how a sort break
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,7 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from ..kernels.rank_threshold import CHECK, MOST, fits, rank_threshold, rank_threshold_reference
-from ..kernels.small_arrays import moved
+from ..kernels.kept_logits import CHECK, Rules, fits, flaws_reference, kept_logits, kept_logits_reference
 from ..params import SamplingParams
 from .constraint import Allowed
 
@@ -53,46 +51,10 @@ class _Column:
 
     @cached_property
     def array(self) -> mx.array:
-        return moved(mx.array(self.values, dtype=mx.float32))[:, None, None]
+        return mx.array(self.values, dtype=mx.float32)[:, None, None]
 
     def differs(self, neutral: float) -> bool:
         return any(value != neutral for value in self.values)
-
-
-class _RankFilter:
-    """Top-k and top-p of a batch of rows; the kernel for the rows that it serves, whatever their neighbours ask for.
-
-    Args:
-        top_k: how many tokens each row keeps, V for all.
-        top_p: of each row, 1 for all.
-    """
-
-    def __init__(self, top_k: Sequence[int], top_p: Sequence[float], vocab_size: int) -> None:
-        off = [k == vocab_size and p >= 1 for k, p in zip(top_k, top_p, strict=True)]
-        ks = [1 if rests else k for k, rests in zip(top_k, off, strict=True)]  # 1 costs the others least
-        served = [k <= MOST and fits(vocab_size) for k in ks]
-        self.idle = all(off)
-        self._all_served, self._none_served = all(served), not any(served)
-        self._most = max(ks)
-        self._top_k = moved(mx.array(ks, dtype=mx.int32))
-        self._top_p = moved(mx.array(list(top_p), dtype=mx.float32))
-        self._has_top_p = any(p != 1 for p in top_p)
-        self._off = mx.array(np.array(off)[:, None, None]) if any(off) else None
-        self._served = mx.array(np.array(served)[:, None, None])
-
-    def threshold(self, z: mx.array) -> mx.array:
-        """The least logit that top-k, then top-p, keep: [B, P, 1] of z [B, P, V]."""
-        if self._none_served or not CHECK.passed:
-            least = self._reference(z)
-        else:
-            least = rank_threshold(z, self._top_k, self._top_p)
-            if not self._all_served:
-                least = mx.where(self._served, least, self._reference(z))
-        return least if self._off is None else mx.where(self._off, -mx.inf, least)
-
-    def _reference(self, z: mx.array) -> mx.array:
-        top_p = self._top_p if self._has_top_p else None
-        return rank_threshold_reference(z, self._top_k, top_p, most=self._most)
 
 
 class Chain:
@@ -107,18 +69,17 @@ class Chain:
     def __init__(self, params: Sequence[SamplingParams], stop_ids: Sequence[Collection[int]], vocab_size: int) -> None:
         self.greedy = [p.temperature == 0 for p in params]
         self._vocab_size = vocab_size
-        self._temperature = _Column(tuple(p.temperature or 1.0 for p in params))
         self._repetition = _Column(tuple(p.repetition_penalty or 1.0 for p in params))
         self._presence = _Column(tuple(p.presence_penalty or 0.0 for p in params))
         self._frequency = _Column(tuple(p.frequency_penalty or 0.0 for p in params))
         # The filters never touch the most likely token, so greedy rows need none.
-        self._ranks = _RankFilter(
-            [min((p.temperature and p.top_k) or vocab_size, vocab_size) for p in params],
-            [(p.temperature and p.top_p) or 1.0 for p in params],
-            vocab_size,
+        top_k = [(p.temperature and p.top_k) or 0 for p in params]
+        self._rules = Rules(
+            tuple(p.temperature or 1.0 for p in params),
+            tuple(k if k < vocab_size else 0 for k in top_k),
+            tuple((p.temperature and p.top_p) or 1.0 for p in params),
+            tuple((p.temperature and p.min_p) or 0.0 for p in params),
         )
-        min_p = [(p.temperature and p.min_p) or 0.0 for p in params]
-        self._log_min_p = _Column(tuple(math.log(p) if p else -math.inf for p in min_p))
         self._bias = self._bias_of(params)
         self._min_tokens = [p.min_tokens if stops else 0 for p, stops in zip(params, stop_ids, strict=True)]
         self._stops = self._stop_masks(stop_ids) if any(self._min_tokens) else None
@@ -132,7 +93,7 @@ class Chain:
         histories: Sequence[History | None],
         drafts: mx.array | None,
         allowed: Allowed | None = None,
-    ) -> mx.array:
+    ) -> tuple[mx.array, mx.array]:
         """Filtered logits: softmax of them is the law; -inf outside its support.
 
         Args:
@@ -144,9 +105,9 @@ class Chain:
             allowed: by constraints, at P positions or at one for all; None allows everything.
 
         Returns:
-            [B, P, V] in fp32.
+            [B, P, V] in fp32, and the flaws [B, P] of `logits` (see `kept_logits`).
         """
-        z = logits.astype(mx.float32)
+        raw = z = logits.astype(mx.float32)
         positions = z.shape[1]
         if self._penalises:
             z = self._penalised(z, histories, drafts)
@@ -159,9 +120,9 @@ class Chain:
             withheld = [max(least - done - first, 0) for least, done in zip(self._min_tokens, emitted, strict=True)]
             if any(withheld):
                 z = self._without_stops(z, withheld, allowed)
-        if self._temperature.differs(1):
-            z = z / self._temperature.array
-        return self._filtered(z)
+        if z is raw:
+            return self._filtered(logits)
+        return self._filtered(z)[0], flaws_reference(logits)
 
     def _penalised(self, z: mx.array, histories: Sequence[History | None], drafts: mx.array | None) -> mx.array:
         held = [history or self._blank for history in histories]
@@ -197,12 +158,15 @@ class Chain:
             early = early & (allowed.tokens & ~self._stops).any(axis=-1, keepdims=True)
         return mx.where(early, -mx.inf, z)
 
-    def _filtered(self, z: mx.array) -> mx.array:
-        threshold = None if self._ranks.idle else self._ranks.threshold(z)
-        if self._log_min_p.differs(-math.inf):
-            floor = z.max(axis=-1, keepdims=True) + self._log_min_p.array
-            threshold = floor if threshold is None else mx.maximum(threshold, floor)
-        return z if threshold is None else mx.where(z >= threshold, z, -mx.inf)
+    def _filtered(self, z: mx.array) -> tuple[mx.array, mx.array]:
+        """By the kernel the rows that it serves, whatever their neighbours ask for."""
+        served = self._rules.served
+        if not any(served) or not fits(self._vocab_size) or not CHECK.passed:
+            return kept_logits_reference(z, self._rules)
+        kept, flaws = kept_logits(z, self._rules)
+        if not all(served):
+            kept = mx.where(mx.array(served)[:, None, None], kept, kept_logits_reference(z, self._rules)[0])
+        return kept, flaws
 
     def _bias_of(self, params: Sequence[SamplingParams]) -> mx.array | None:
         if not any(p.logit_bias for p in params):

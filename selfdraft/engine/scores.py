@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from .row import Row, TokenScores
 
-__all__ = ["drawable_positions", "finite_positions", "log_softmax_at", "raw_scores", "read_scores"]
+__all__ = ["finite_positions", "log_softmax_at", "raw_scores", "read_scores"]
 
 
 def raw_scores(logits: mx.array, tokens: mx.array, rows: Sequence[Row]) -> tuple[mx.array, ...]:
@@ -52,8 +52,3 @@ def read_scores(tokens: mx.array, scores: tuple[mx.array, ...]) -> list[list[Tok
 def finite_positions(logits: mx.array) -> mx.array:
     """Whether all logits of a position are finite: [B, P, V] -> [B, P]. One that is not makes their sum so."""
     return mx.isfinite(logits.astype(mx.float32).sum(axis=-1))
-
-
-def drawable_positions(logits: mx.array) -> mx.array:
-    """The same where some tokens may be left out, at -inf."""
-    return logits.astype(mx.float32).sum(axis=-1) < mx.inf

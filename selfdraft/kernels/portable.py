@@ -13,7 +13,7 @@ A kernel's text (`source/*.h`) is the body of a function. The prelude before it 
     FUNCTION                   before a function of a part
 
 Inputs are pointers of the arrays' dtypes, with NAME_shape beside them, which costs nothing to read; declare pointers
-into them with `auto`, for Metal has address spaces. An input of the kernel's `many` is that of row group.z.
+into them with `auto`, for Metal has address spaces. An array of the kernel's `many` is that of row group.z.
 Threadgroups are one-dimensional. What stands between prelude and body are `parts`: files `PART.h`, and for one chip's
 own instructions `PART_cuda.h` and so on before it, `PART_host.h` among them, which emulates what they call.
 """
@@ -118,8 +118,8 @@ class Kernel:
         parts: what it needs behind the prelude.
         updates: inputs that it writes to in place, which MLX does not know of: whoever calls it owns them alone, keeps
             them row-contiguous, and reads them only in operations that take an output of this call as well.
-        many: inputs of which every row has an array of its own, of a shape of its own; a row is a group.z. See
-            `for_rows` and `one_a_row`.
+        many: inputs or outputs of which every row has an array of its own, of a shape of its own; a row is a group.z.
+            See `for_rows` and `one_a_row`.
         rows: of which there are arrays.
         absent: arrays that the text names, but only where a constant of the template forbids it to look at them.
     """
@@ -140,7 +140,7 @@ class Kernel:
             own = [[f"{name}_{row}" for row in range(rows)] if name in self.many else [name] for name in names]
             return tuple(each for part in own for each in part)
 
-        return replace(self, inputs=of(self.inputs), updates=of(self.updates), rows=rows)
+        return replace(self, inputs=of(self.inputs), outputs=of(self.outputs), updates=of(self.updates), rows=rows)
 
     def prepared(self, launch: Launch, dtypes: Sequence[mx.Dtype]) -> Call:
         """What queues it on the GPU, for inputs of these dtypes; made once and called often, for making it takes time.

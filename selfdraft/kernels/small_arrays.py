@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from .portable import backend
 
-__all__ = ["constant", "fresh", "moved", "numbers", "read", "readable"]
+__all__ = ["constant", "fresh", "moved", "numbers", "pieces", "read", "readable"]
 
 _PIECE = 2  # numbers of 4 bytes that are not moved
 _MOST = 32  # beyond so many numbers one move is cheaper
@@ -50,10 +50,19 @@ def constant(value: float) -> mx.array:
 
 def readable(array: mx.array) -> list[mx.array]:
     """A flat array of 4-byte numbers as parts that `read` gets without a move."""
-    if backend() != "cuda" or not _PIECE < array.size <= _MOST:
+    if pieces(array.size)[0] == 1:
         return [array]
     places = range(array.size)
     return [mx.take(array, numbers(tuple(places[at : at + _PIECE]))) for at in places[::_PIECE]]
+
+
+def pieces(size: int) -> tuple[int, int]:
+    """In how many parts a kernel is to put out so many numbers, to be `read` without a move, and of what size: the last
+    ones may be too many, for each number of parts is a text of its own."""
+    if backend() != "cuda" or not _PIECE < size <= _MOST:
+        return 1, size
+    few = 4
+    return few if size <= few * _PIECE else _MOST // _PIECE, _PIECE
 
 
 def read(parts: Sequence[mx.array]) -> list[int]:

@@ -23,21 +23,25 @@ V = 24
 SIGNIFICANCE = 1e-4
 
 
+def keys(streams: Sequence[noise.Stream], counters: Sequence[int], count: int) -> mx.array:
+    return noise.addresses(streams, counters, count - 1)[0]
+
+
 def gumbel(seed: int, choice: int, index: int) -> list[float]:
     """Noise of one position, drawn alone."""
-    drawn: list[float] = np.array(noise.gumbel(noise.keys([noise.stream(seed, choice)], [index], 1), V))[0, 0].tolist()
+    drawn: list[float] = np.array(noise.gumbel(keys([noise.stream(seed, choice)], [index], 1), V))[0, 0].tolist()
     return drawn
 
 
 def many(count: int) -> npt.NDArray[np.float32]:
-    return np.array(noise.gumbel(noise.keys([noise.stream(5, 0), noise.stream(6, 0)], [0, 0], count), V))
+    return np.array(noise.gumbel(keys([noise.stream(5, 0), noise.stream(6, 0)], [0, 0], count), V))
 
 
 def test_same_address_same_value_whatever_the_batch_or_count() -> None:
     alone = {(seed, index): gumbel(seed, 0, index) for seed in (1, 2, 3) for index in range(3, 9)}
     streams = [noise.stream(seed, 0) for seed in (3, 1, 2)]
     starts = [3, 5, 4]
-    batch = np.array(noise.gumbel(noise.keys(streams, starts, 4), V)).tolist()
+    batch = np.array(noise.gumbel(keys(streams, starts, 4), V)).tolist()
     for row, (seed, start) in enumerate(zip((3, 1, 2), starts, strict=True)):
         for i in range(4):
             assert batch[row][i] == alone[seed, start + i]
@@ -67,8 +71,8 @@ def test_unseeded_streams_are_fresh() -> None:
 
 def test_counters_wrap_at_32_bits_without_an_error() -> None:
     """A stream's low word may be close to 2^32, and the index is added to it."""
-    high = noise.gumbel(noise.keys([(7, 2**32 - 2)], [0], 4), V)
-    low = noise.gumbel(noise.keys([(7, 0)], [0], 2), V)
+    high = noise.gumbel(keys([(7, 2**32 - 2)], [0], 4), V)
+    low = noise.gumbel(keys([(7, 0)], [0], 2), V)
     assert mx.array_equal(high[:, 2:], low)
 
 
@@ -76,7 +80,7 @@ def test_noise_is_standard_gumbel_and_uniform() -> None:
     values = many(2000)
     assert stats.kstest(values.ravel(), stats.gumbel_r.cdf).pvalue > SIGNIFICANCE
     streams = [noise.stream(seed, 0) for seed in range(20_000)]
-    uniforms = np.array(noise.uniform(streams, [3] * len(streams), 3))
+    uniforms = np.array(noise.addresses(streams, [3] * len(streams), 3)[1])
     assert uniforms.min() >= 0
     assert uniforms.max() < 1
     assert stats.kstest(uniforms.ravel(), stats.uniform.cdf).pvalue > SIGNIFICANCE
@@ -107,8 +111,10 @@ def test_uniforms_have_addresses_of_their_own() -> None:
     """With the Gumbel keys, a uniform would be a function of the noise that drew the token it judges."""
     streams = [noise.stream(seed, 0) for seed in range(4000)]
     counters = [4] * len(streams)
-    uniforms = np.array(noise.uniform(streams, counters, V))  # as many as tokens, so that equal keys give equal bits
-    judged = np.exp(-np.exp(-np.array(noise.gumbel(noise.keys(streams, counters, 1), V))[:, 0].astype(np.float64)))
+    uniforms = np.array(
+        noise.addresses(streams, counters, V)[1]
+    )  # as many as tokens, so that equal keys give equal bits
+    judged = np.exp(-np.exp(-np.array(noise.gumbel(keys(streams, counters, 1), V))[:, 0].astype(np.float64)))
     assert np.abs(uniforms - judged).max(axis=1).min() > 0.1
     assert abs(stats.spearmanr(uniforms.ravel(), judged.ravel()).statistic) < 4 / np.sqrt(uniforms.size)
 
@@ -116,22 +122,17 @@ def test_uniforms_have_addresses_of_their_own() -> None:
 def test_an_unseeded_row_never_sees_a_number_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of different depths in one batch draw as many positions as the deepest; a seeded row draws by its index."""
     drawn: dict[noise.Stream, list[range]] = {}
-    keys = noise.keys
+    addresses = noise.addresses
 
     def recorded(
-        streams: Sequence[noise.Stream],
-        counters: Sequence[int],
-        count: int,
-        shift: mx.array | None = None,
-        purpose: int = 0,
-    ) -> mx.array:
+        streams: Sequence[noise.Stream], counters: Sequence[int], depth: int, shift: mx.array | None
+    ) -> tuple[mx.array, mx.array]:
         assert shift is None
         for stream, counter in zip(streams, counters, strict=True):
-            if purpose == 0:
-                drawn.setdefault(stream, []).append(range(counter, counter + count))
-        return keys(streams, counters, count, shift, purpose)
+            drawn.setdefault(stream, []).append(range(counter, counter + depth + 1))
+        return addresses(streams, counters, depth, shift)
 
-    monkeypatch.setattr(noise, "keys", recorded)
+    monkeypatch.setattr(noise, "addresses", recorded)
     engine = Engine(nano_model(sharpness=1.0, **SMALLER))
     rows = [engine.add(request([1, 2], depth=depth, max_tokens=20, temperature=1.0)) for depth in (0, 1, 2, 5)]
     seeded = engine.add(request([1, 2], depth=3, max_tokens=20, temperature=1.0, seed=9))
@@ -150,7 +151,7 @@ def test_an_unseeded_row_never_sees_a_number_twice(monkeypatch: pytest.MonkeyPat
 
 def test_no_noise_is_infinite() -> None:
     """This key's bits for token 5 are all 0: a Gumbel of -inf, with which a law of that token alone chooses another."""
-    drawn = noise.gumbel(noise.keys([(1, 48_737_070)], [0], 1), 16)
+    drawn = noise.gumbel(keys([(1, 48_737_070)], [0], 1), 16)
     least = np.array(drawn).min()
     assert least == drawn[0, 0, 5].item()
     assert np.isfinite(least)

@@ -7,6 +7,7 @@ What a GPU would run is run, but for the compiler; a few cycles only, for emulat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -14,10 +15,16 @@ import pytest
 
 from selfdraft.engine import Engine, Request
 from selfdraft.kernels import (
+    acceptance,
     attention_inputs,
+    draw,
     few_query_attention,
     gated_delta_mixer,
     gated_delta_tape,
+    kept_logits,
+    noise_keys,
+    report,
+    small_arrays,
     verify_qmv,
     verify_qmv_plan,
 )
@@ -26,7 +33,7 @@ from selfdraft.kernels.self_check import relative_error
 from selfdraft.models.few_rows import FewRowsLinear, use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
 from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
-from tests.support.nano import FOR_KERNELS, nano_model
+from tests.support.nano import FOR_KERNELS, SMALLER, nano_model
 from tests.support.rows import finish, params
 
 pytestmark = needs_compiler
@@ -35,6 +42,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 CHECKS = tuple(
     module.CHECK for module in (attention_inputs, few_query_attention, gated_delta_mixer, gated_delta_tape, verify_qmv)
 )
+SAMPLING = tuple(module.CHECK for module in (kept_logits, noise_keys, draw, acceptance, report))
 
 
 class Count:
@@ -104,6 +112,35 @@ def test_text_is_the_same_where_norms_are_parts_of_products(tensor_cores: Qwen35
     assert "verify_qmv_mma" in kernels.runs
     assert decode(tensor_cores, [3]) == [plain]
     assert decode(tensor_cores, [3, 0])[0] == plain
+
+
+def test_sampled_text_is_that_of_plain_mlx(kernels: Count, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows of all kinds side by side, reports in pieces and whole."""
+    model = nano_model(5, sharpness=1.0, **SMALLER)
+    asked = [
+        {"temperature": 0.6, "top_p": 0.95, "top_k": 5, "depth": 3},
+        {"temperature": 0.9, "min_p": 0.05, "depth": 2, "presence_penalty": 0.5},
+        {"temperature": 1.0, "top_p": 0.8, "depth": 1, "seed": 4},
+        {"temperature": 0.0, "depth": 3},
+    ]
+    cases = [asked[:1], asked]
+    plain = [sampled(model, case) for case in cases]
+    for check in SAMPLING:
+        monkeypatch.setattr(check, "_passed", True)
+    assert [sampled(model, case) for case in cases] == plain
+    assert set(kernels.runs) >= {"kept_logits", "noise_keys", "draw", "acceptance_join", "report"}
+    monkeypatch.setattr(small_arrays, "backend", lambda: "cuda")
+    assert [sampled(model, case) for case in cases] == plain
+
+
+def sampled(model: Qwen35, asked: Sequence[dict[str, Any]]) -> list[list[int]]:
+    engine = Engine(model)
+    rows = [engine.add(Request(PROMPT, params(max_tokens=9, **given))) for given in asked]
+    for number, row in enumerate(rows):
+        if row.params.seed is None:
+            row.stream = (7, number)
+    finish(engine)
+    return [row.emitted for row in rows]
 
 
 def test_norms_that_are_parts_of_products_leave_the_law_as_it_is(

@@ -63,8 +63,8 @@ def sample(rule: RejectionRule, laws: Laws, depths: list[int], seed: int) -> lis
     """What one cycle emits on many rows, drafts and acceptance drawn with the noise module."""
     rows = len(depths)
     streams = [noise.stream(seed, row) for row in range(rows)]
-    gumbel = noise.gumbel(noise.keys(streams, [0] * rows, DEPTH + 1), V)
-    uniforms = noise.uniform(streams, [0] * rows, DEPTH)
+    keys, uniforms = noise.addresses(streams, [0] * rows, DEPTH)
+    gumbel = noise.gumbel(keys, V)
     p_table, q_table = mx.array(laws.p, dtype=mx.float32), mx.array(laws.q, dtype=mx.float32)
     last = mx.zeros((rows,), dtype=mx.uint32)
     p, q, drafts = [p_table[0, last]], [], []

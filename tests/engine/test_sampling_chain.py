@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from selfdraft.engine.sampling import Chain, History
-from selfdraft.kernels import rank_threshold as ranks
+from selfdraft.kernels import kept_logits as subject
 from selfdraft.kernels.portable import Kernel, Launch
 from selfdraft.params import SamplingParams
 from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
@@ -98,13 +98,15 @@ def chain(cases: Sequence[Case]) -> list[Floats]:
             history.emit(case.output)
         histories.append(history)
     drafts = mx.array([case.drafts for case in cases], dtype=mx.uint32) if cases[0].drafts else None
-    out = made(
-        mx.array(np.stack([case.logits for case in cases]).astype(np.float32)),
+    logits = np.stack([case.logits for case in cases])
+    out, flaws = made(
+        mx.array(logits.astype(np.float32)),
         [len(case.output) for case in cases],
         histories,
         drafts,
     )
     assert out.dtype == mx.float32
+    assert np.array_equal(np.array(flaws), np.isneginf(logits).any(axis=-1))  # whatever the chain takes away
     return list(np.array(out))
 
 
@@ -266,11 +268,11 @@ WIDE = 300  # tokens: more than the kernel's largest top-k
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Top-k and top-p by the kernel, on the host."""
+    """Filters by the kernel, on the host."""
     kernels_on_host(monkeypatch)
-    monkeypatch.setattr(ranks, "_THREADS", 128)
-    monkeypatch.setattr(ranks, "_PER_THREAD", 2)
-    monkeypatch.setattr(type(ranks.CHECK), "passed", property(lambda self: self is ranks.CHECK))
+    monkeypatch.setattr(subject, "_THREADS", 128)
+    monkeypatch.setattr(subject, "_PER_THREAD", 2)
+    monkeypatch.setattr(type(subject.CHECK), "passed", property(lambda self: self is subject.CHECK))
     return monkeypatch
 
 
@@ -287,7 +289,7 @@ OTHERS = [{"temperature": 0.9, "top_p": 0.7}, {"temperature": 1.2, "top_k": 200,
 def wide_chain(asked: Sequence[dict[str, Any]], logits: Floats) -> list[Floats]:
     made = Chain([params(**each) for each in asked], [[]] * len(asked), WIDE)
     given = mx.array(logits.astype(np.float32))
-    return list(np.array(made(given, [0] * len(asked), [None] * len(asked), None)))
+    return list(np.array(made(given, [0] * len(asked), [None] * len(asked), None)[0]))
 
 
 def wide_logits(rows: int) -> Floats:
@@ -307,10 +309,10 @@ def test_the_kernel_gives_the_law_of_plain_mlx(kernel: pytest.MonkeyPatch) -> No
 
     kernels_on_host(kernel, run)
     together = wide_chain(asked, logits)
-    assert ran == ["rank_threshold"] * 2
+    assert ran == ["kept_logits"] * 2
     for index, each in enumerate(asked):
         assert np.array_equal(wide_chain([each], logits[index : index + 1])[0], together[index]), each
-    kernel.setattr(type(ranks.CHECK), "passed", False)
+    kernel.setattr(type(subject.CHECK), "passed", False)
     assert np.array_equal(wide_chain(asked, logits), together)
 
 

@@ -14,7 +14,9 @@ from selfdraft.kernels import (
     gated_delta_mixer,
     gated_delta_scan,
     gated_delta_tape,
-    rank_threshold,
+    kept_logits,
+    noise_keys,
+    report,
     verify_qmv,
 )
 from selfdraft.kernels.gated_delta_tape import Tape
@@ -37,7 +39,7 @@ def record_texts(patch: pytest.MonkeyPatch) -> Recorded:
         return lambda inputs: zeros
 
     patch.setattr(Kernel, "prepared", prepared)
-    for module in (*MODULES, gated_delta_scan, gated_delta_tape, rank_threshold):
+    for module in (*MODULES, gated_delta_scan, gated_delta_tape, kept_logits, noise_keys, report):
         patch.setattr(module, "_CALLS", {})
         if hasattr(module, "backend"):
             patch.setattr(module, "backend", lambda: "cuda")
@@ -84,7 +86,10 @@ def run_model(tokens: int, held: int, rows: int = 1) -> None:
 
 def run_others() -> None:
     """What a cycle calls beside its layers, what they call where the mixer's kernel does not fit, and for a prompt."""
-    rank_threshold.rank_threshold(mx.zeros((1, 4, 248_320)), mx.array([20], mx.int32), mx.array([0.9]))
+    kept_logits.kept_logits(mx.zeros((1, 4, 248_320), BF16), kept_logits.Rules((0.6,), (20,), (0.95,), (0.0,)))
+    noise_keys.noise_keys(mx.array([1, 2], mx.uint32), mx.array([3], mx.uint32), mx.array([0], mx.int32), 3)
+    emitted, one = mx.zeros((1, 3), mx.uint32), mx.array([0], mx.int32)
+    report.report(one, emitted[:, 0], emitted, one, one, mx.zeros((1, 4), mx.int32), mx.zeros((1, 3), mx.int32))
     q, v = mx.zeros((1, 4, 16, 128), BF16), mx.zeros((1, 4, 48, 128), BF16)
     gates, state = mx.zeros((1, 4, 48)), mx.zeros((1, 48, 128, 128))
     gated_delta_scan.gated_delta_scan(q, q, v, gates, gates.astype(BF16), state)

@@ -26,7 +26,9 @@ from selfdraft.kernels import (
     gated_delta_mixer,
     gated_delta_scan,
     gated_delta_tape,
-    rank_threshold,
+    kept_logits,
+    noise_keys,
+    report,
     verify_qmv,
 )
 from selfdraft.kernels.portable import Call, Kernel, Launch
@@ -74,7 +76,9 @@ def kernels_on_host(patch: pytest.MonkeyPatch, run: Run | None = None) -> None:
         gated_delta_mixer,
         gated_delta_scan,
         gated_delta_tape,
-        rank_threshold,
+        kept_logits,
+        noise_keys,
+        report,
         verify_qmv,
     ):
         patch.setattr(module, "_CALLS", {})

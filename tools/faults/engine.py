@@ -53,9 +53,9 @@ FAULTS = [
     ),
     Fault(
         "drafts need not be numbers",
-        "engine/scores.py",
-        "return logits.astype(mx.float32).sum(axis=-1) < mx.inf",
-        "return mx.ones(logits.shape[:-1], dtype=mx.bool_)",
+        "kernels/report.py",
+        "(drafted < 2)",
+        "(drafted < 3)",
         "tests/models/test_draft_projection.py tests/engine/test_stops.py",
     ),
     Fault(
@@ -88,9 +88,9 @@ FAULTS = [
     ),
     Fault(
         "an early cycle takes one token less for emitted than was",
-        "engine/cycle.py",
-        "counts = decision.accepted.astype(mx.int32) + 1",
-        "counts = decision.accepted.astype(mx.int32)",
+        "kernels/report.py",
+        "accepted.astype(mx.int32) + 1",
+        "accepted.astype(mx.int32)",
         AHEAD,
     ),
     Fault(
@@ -110,8 +110,8 @@ FAULTS = [
     Fault(
         "seeded noise of an early cycle does not know what was emitted",
         "engine/batch.py",
-        "numbers(tuple(int(row.coupled) for row in self.rows))",
-        "numbers(tuple(0 for row in self.rows))",
+        "self.shift * self.coupled if any(coupled)",
+        "0 * self.shift if any(coupled)",
         AHEAD,
     ),
     Fault(
@@ -178,10 +178,17 @@ FAULTS = [
         "tests/engine/test_distribution.py",
     ),
     Fault(
+        "a row is copied to be picked from",
+        "engine/accept.py",
+        "mx.take(x.squeeze(0), positions, axis=0)",
+        "mx.take(x[0], positions, axis=0)",
+        "tests/engine/test_queued_operations.py",
+    ),
+    Fault(
         "uniforms drawn with the keys of the Gumbel noise",
-        "engine/noise.py",
-        "keys(streams, counters, 1, shift, _UNIFORM)",
-        "keys(streams, counters, 1, shift, 0)",
+        "kernels/noise_keys.py",
+        "_UNIFORM = 0x5BD1E995",
+        "_UNIFORM = 0",
         "tests/engine/test_noise.py",
     ),
     Fault(
@@ -242,14 +249,14 @@ FAULTS = [
     ),
     Fault(
         "top-k drops ties",
-        "engine/sampling.py",
-        "mx.where(z >= threshold, z, -mx.inf)",
-        "mx.where(z > threshold, z, -mx.inf)",
+        "kernels/kept_logits.py",
+        "mx.where(z >= least, z, -mx.inf)",
+        "mx.where(z > least, z, -mx.inf)",
         "tests/engine/test_sampling_chain.py",
     ),
     Fault(
         "top-p drops the token that crosses the border",
-        "kernels/rank_threshold.py",
+        "kernels/kept_logits.py",
         "mx.maximum(kept.sum(axis=-1, keepdims=True) - 1, 0)",
         "mx.maximum(kept.sum(axis=-1, keepdims=True) - 2, 0)",
         "tests/engine/test_sampling_chain.py",
@@ -300,7 +307,7 @@ FAULTS = [
     Fault(
         "NaN logits decoded on",
         "engine/cycle.py",
-        "if not all(outcome.finite[index][: decisive + 1]):",
+        "if not outcome.sound[index]:",
         "if False:",
         "tests/engine/test_stops.py",
     ),
@@ -314,8 +321,8 @@ FAULTS = [
     Fault(
         "the constraint's mask is left out of p",
         "engine/cycle.py",
-        "z = batch.chain(raw, batch.emitted, batch.histories, before, allowed)",
-        "z = batch.chain(raw, batch.emitted, batch.histories, before)",
+        "z, flaws = batch.chain(verified.logits, batch.emitted, batch.histories, before, allowed)",
+        "z, flaws = batch.chain(verified.logits, batch.emitted, batch.histories, before)",
         "tests/engine/test_constraint.py",
     ),
     Fault(

@@ -11,7 +11,9 @@ ATTENTION = "tests/kernels/test_few_query_attention.py"
 INPUTS = "tests/kernels/test_attention_inputs.py"
 TAPE = "tests/kernels/test_gated_delta_tape.py"
 MIXER = "tests/kernels/test_gated_delta_mixer.py"
-RANK = "tests/kernels/test_rank_threshold.py"
+KEPT = "tests/kernels/test_kept_logits.py"
+KEYS = "tests/kernels/test_noise_keys.py"
+REPORT = "tests/kernels/test_report.py"
 SCAN = "tests/kernels/test_gated_delta_scan.py"
 DRAW = "tests/kernels/test_draw.py"
 ACCEPTANCE = "tests/kernels/test_acceptance.py"
@@ -273,17 +275,80 @@ FAULTS = [
     ),
     Fault(
         "ties that a slice did not list have no mass",
-        "kernels/source/rank_threshold.h",
+        "kernels/source/kept_logits.h",
         "complete ? 0.0f : float(reach - k)",
         "0.0f",
-        RANK,
+        KEPT,
+    ),
+    Fault(
+        "flaws of the last slice are forgotten",
+        "kernels/source/kept_logits.h",
+        "found[behind + 2 * SLICES] = worst;",
+        "found[behind + 2 * SLICES] = group.x + 1 < SLICES ? worst : 0.0f;",
+        KEPT,
+    ),
+    Fault(
+        "the temperature is forgotten where logits are written",
+        "kernels/source/kept_logits.h",
+        "const float number = own[i] / temperature;",
+        "const float number = own[i];",
+        KEPT,
+    ),
+    Fault(
+        "what is found of penalised logits is told as flaws of the model's",
+        "engine/sampling.py",
+        "return self._filtered(z)[0], flaws_reference(logits)",
+        "return self._filtered(z)",
+        "tests/engine/test_sampling_chain.py",
+    ),
+    Fault(
+        "uniforms of an odd number of drafts have MLX's counters of an even one",
+        "kernels/source/noise_keys.h",
+        "other < drawn ? other : 0",
+        "other",
+        KEYS,
+    ),
+    Fault(
+        "keys do not count what the host does not know of",
+        "kernels/source/noise_keys.h",
+        "+ counters[row] + uint(shift[row])",
+        "+ counters[row]",
+        KEYS,
+    ),
+    Fault(
+        "a coupled row hangs on drafts that it did not keep",
+        "kernels/source/report.h",
+        "coupled[row] ? stay : depth",
+        "depth",
+        REPORT,
+    ),
+    Fault(
+        "a row hangs on drafts of a deeper one",
+        "kernels/source/report.h",
+        "p < depth && draft_flaws",
+        "p < most && draft_flaws",
+        REPORT,
+    ),
+    Fault(
+        "drafts must have every token of the vocabulary",
+        "kernels/source/report.h",
+        "draft_flaws[row * most + p] > 1",
+        "draft_flaws[row * most + p] > 0",
+        REPORT,
+    ),
+    Fault(
+        "reports are too few for what the host reads",
+        "kernels/small_arrays.py",
+        "size <= few * _PIECE",
+        "size <= few * _PIECE + 1",
+        REPORT,
     ),
     Fault(
         "the k-th itself is not counted",
-        "kernels/source/rank_threshold.h",
+        "kernels/source/kept_logits.h",
         "all >= k) low",
         "all > k) low",
-        RANK,
+        KEPT,
     ),
     Fault(
         "noise of an odd vocabulary has MLX's counters of an even one",

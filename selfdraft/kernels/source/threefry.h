@@ -20,10 +20,14 @@ FUNCTION Words threefry(uint key_x, uint key_y, uint x, uint y) {
   return {x, y};
 }
 
+// As mx.random.uniform, in [0, 1).
+FUNCTION float uniform_of(uint word) {
+  const float scaled = float(word) * 2.3283064365386963e-10f;  // of 2^-32: exact
+  return scaled < 0.99999994f ? scaled : 0.99999994f;
+}
+
 // Standard Gumbel noise, as mx.random.gumbel; that of a uniform of 0 is as small as the engine has it.
 FUNCTION float gumbel(uint word) {
-  const float scaled = float(word) * 2.3283064365386963e-10f;  // of 2^-32: exact
-  const float in_range = scaled < 0.99999994f ? scaled : 0.99999994f;
-  const float noise = -log(-log(in_range));
+  const float noise = -log(-log(uniform_of(word)));
   return noise > -4.0f ? noise : -4.0f;
 }

@@ -1,21 +1,21 @@
-"""Guards the least logit that top-k and top-p keep: its value, that ties count in full, and that a row's result hangs
-on nothing but its own numbers.
+"""Guards what temperature, top-k, top-p and min-p keep: its value, that ties count in full, that flaws of logits are
+told, and that a row's result hangs on nothing but its own numbers.
 
 The text that GPUs run is run on the host, with threadgroups of 128 threads and slices of 512 numbers in most tests:
-emulated threads are slow. Thresholds must be equal; only where a mass is within 1e-5 of top_p nothing is asked.
+emulated threads are slow. What is kept must be equal; only where a mass is within 1e-5 of top_p nothing is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 import pytest
 
-from selfdraft.kernels import rank_threshold as subject
-from selfdraft.kernels.rank_threshold import MOST, fits, rank_threshold, rank_threshold_reference
+from selfdraft.kernels import kept_logits as subject
+from selfdraft.kernels.kept_logits import MOST, Rules, fits, kept_logits, kept_logits_reference
 from tests.support.host_kernels import kernels_on_host, needs_compiler
 
 Floats = npt.NDArray[np.float64]
@@ -67,18 +67,29 @@ def rows(size: int = V, seed: int = 0) -> dict[str, Floats]:
     }
 
 
+def rules(ks: Sequence[int], ps: Sequence[float], temperature: float = 1.0, min_p: float = 0.0) -> Rules:
+    return Rules((temperature,) * len(ks), tuple(ks), tuple(ps), (min_p,) * len(ks))
+
+
+def least(z: mx.array, ks: Sequence[int], ps: Sequence[float]) -> Floats:
+    """The least number that the kernel keeps at every position, [B, P]."""
+    return np.where(np.isneginf(kept := np.array(kept_logits(z, rules(ks, ps))[0])), np.inf, kept).min(axis=-1)
+
+
 def check(
-    threshold: Callable[[mx.array, mx.array, mx.array], mx.array], z: Floats, ks: list[int], ps: list[float]
+    kept: Callable[[mx.array, Rules], tuple[mx.array, mx.array]], z: Floats, ks: list[int], ps: list[float]
 ) -> None:
-    """Thresholds of z [B, P, V] against fp64."""
-    found = threshold(mx.array(z.astype(np.float32)), mx.array(ks, mx.int32), mx.array(ps, mx.float32))
-    assert (found.shape, found.dtype) == ((*z.shape[:2], 1), mx.float32)
-    got, compared = np.array(found)[..., 0], 0
+    """What is kept of z [B, P, V], and its flaws, against fp64."""
+    found, flaws = kept(mx.array(z.astype(np.float32)), rules(ks, ps))
+    assert (found.shape, found.dtype, flaws.dtype) == (z.shape, mx.float32, mx.int32)
+    got, compared = np.array(found), 0
+    assert np.array_equal(np.array(flaws), np.isneginf(z).any(axis=-1))
     for b, p in np.ndindex(z.shape[:2]):
-        expected, hangs = exact(z[b, p].astype(np.float32).astype(np.float64), ks[b], ps[b])
+        own = z[b, p].astype(np.float32)
+        expected, hangs = exact(own.astype(np.float64), ks[b], ps[b])
         compared += not hangs
-        assert hangs or got[b, p] == expected, (b, p, ks[b], ps[b], got[b, p], expected)
-    assert compared > 0.9 * got.size
+        assert hangs or np.array_equal(got[b, p], np.where(own >= expected, own, -np.inf)), (b, p, ks[b], ps[b])
+    assert compared > 0.9 * got[..., 0].size
 
 
 KS = [1, 2, 20, 20, 127, 128]
@@ -88,12 +99,12 @@ PS = [0.5, 1.0, 0.95, 0.3, 0.02, 0.6]
 @needs_compiler
 @pytest.mark.usefixtures("small_slices")
 def test_all_kinds_of_rows() -> None:
-    check(rank_threshold, np.stack([np.stack(list(rows(seed=seed).values())) for seed in range(len(KS))]), KS, PS)
+    check(kept_logits, np.stack([np.stack(list(rows(seed=seed).values())) for seed in range(len(KS))]), KS, PS)
 
 
 def test_the_reference_on_the_same_rows() -> None:
     z = np.stack([np.stack(list(rows(seed=seed).values())) for seed in range(len(KS))])
-    check(lambda *given: rank_threshold_reference(*given, most=MOST), z, KS, PS)
+    check(kept_logits_reference, z, KS, PS)
 
 
 @needs_compiler
@@ -101,14 +112,43 @@ def test_the_reference_on_the_same_rows() -> None:
 @pytest.mark.parametrize("size", [1, 7, 300, 512])
 def test_a_vocabulary_that_fills_no_slice(size: int) -> None:
     ks = [1, min(size, 5), min(size, MOST)]
-    check(rank_threshold, np.stack([np.stack(list(rows(size, 3).values()))] * 3), ks, [0.7, 1.0, 0.9])
+    check(kept_logits, np.stack([np.stack(list(rows(size, 3).values()))] * 3), ks, [0.7, 1.0, 0.9])
 
 
 @needs_compiler
 @pytest.mark.usefixtures("small_slices")
 def test_more_than_there_are_keeps_all() -> None:
     z = mx.array([[[1.0, 0.0, -5.0, 2.0]]])
-    assert np.array(rank_threshold(z, mx.array([9], mx.int32), mx.array([1.0]))).item() <= -5
+    assert mx.array_equal(kept_logits(z, rules([9], [1.0]))[0], z)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+def test_temperature_and_min_p_as_in_plain_mlx(dtype: mx.Dtype) -> None:
+    """Bit by bit, beside ranks and without them."""
+    z = np.stack([np.stack(list(rows(seed=seed).values())[:5]) for seed in range(4)])
+    asked = Rules((0.6, 1.0, 1.7, 0.3), (20, 0, MOST, 0), (1.0,) * 4, (0.02, 0.1, 0.0, 0.0))
+    logits = mx.array(z.astype(np.float32)).astype(dtype)
+    found, expected = kept_logits(logits, asked), kept_logits_reference(logits, asked)
+    for one, other in zip(found, expected, strict=True):
+        assert mx.array_equal(one, other)
+    counts = np.isfinite(np.array(found[0])).sum(axis=-1)
+    assert (counts[:, 0] > 0).all()
+    assert counts[1, 0] < V == counts[3, 0]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("small_slices")
+@pytest.mark.parametrize(("number", "flaw"), [(1e30, 0), (-np.inf, 1), (np.inf, 2), (np.nan, 2), (-np.nan, 2)])
+def test_a_flaw_is_told_wherever_it_stands(number: float, flaw: int) -> None:
+    """Of what is given, not of what the temperature makes of it; and no other position is told of it."""
+    z = np.random.default_rng(3).standard_normal((1, 4, V)).astype(np.float32)
+    for position, at in enumerate((0, 431, V - 1)):
+        z[0, position, at] = number
+    asked = rules([20], [0.9], temperature=1e-9)
+    for kept in (kept_logits, kept_logits_reference):
+        assert np.array(kept(mx.array(z), asked)[1]).tolist() == [[flaw, flaw, flaw, 0]]
 
 
 @needs_compiler
@@ -120,8 +160,7 @@ def test_ties_that_no_list_holds_count_as_mass() -> None:
     z[..., :10] = np.log(40) + np.arange(10) / 1e4
     for k in (11, MOST):
         for p, expected in ((0.17, z[0, 0, 1]), (0.19, z[0, 0, 0]), (0.21, 0.0)):
-            found = rank_threshold(mx.array(z.astype(np.float32)), mx.array([k], mx.int32), mx.array([p]))
-            assert found.item() == np.float32(expected), (k, p)
+            assert least(mx.array(z.astype(np.float32)), [k], [p]).item() == np.float32(expected), (k, p)
 
 
 @needs_compiler
@@ -129,13 +168,13 @@ def test_ties_that_no_list_holds_count_as_mass() -> None:
 def test_a_row_hangs_on_its_own_numbers_alone() -> None:
     """Equal beside others and alone, and wherever in the vocabulary its numbers stand."""
     z = np.stack([np.stack(list(rows(seed=seed).values())[:4]) for seed in range(3)]).astype(np.float32)
-    ks, ps = mx.array([20, 128, 40], mx.int32), mx.array([0.9, 0.5, 1.0])
-    together = np.array(rank_threshold(mx.array(z), ks, ps))
+    ks, ps = [20, 128, 40], [0.9, 0.5, 1.0]
+    together = np.array(kept_logits(mx.array(z), rules(ks, ps))[0])
     for b, p in ((0, 3), (1, 1), (2, 0)):
-        alone = rank_threshold(mx.array(z[b : b + 1, p : p + 1]), ks[b : b + 1], ps[b : b + 1])
+        alone, _ = kept_logits(mx.array(z[b : b + 1, p : p + 1]), rules(ks[b : b + 1], ps[b : b + 1]))
         assert np.array_equal(np.array(alone), together[b : b + 1, p : p + 1])
-    moved = z[..., np.random.default_rng(5).permutation(V)]
-    assert np.array_equal(np.array(rank_threshold(mx.array(moved), ks, ps)), together)
+    order = np.random.default_rng(5).permutation(V)
+    assert np.array_equal(np.array(kept_logits(mx.array(z[..., order]), rules(ks, ps))[0]), together[..., order])
 
 
 @needs_compiler
@@ -147,21 +186,19 @@ def test_the_mass_does_not_hang_on_places() -> None:
     best = np.sort(z[0, 0].astype(np.float64))[::-1]
     weights = np.exp(best - best[0])
     before = (np.cumsum(weights) - weights)[1:17] / weights[:MOST].sum()
-    shares = mx.array(before.astype(np.float32))
+    shares = before.astype(np.float32).tolist()
     order = random.permutation(V)
-    asked = mx.full((16,), MOST, mx.int32)
-    here, there = (rank_threshold(mx.array(np.repeat(x, 16, axis=0)), asked, shares) for x in (z, z[..., order]))
-    assert np.array_equal(np.array(here), np.array(there))
+    here, there = (least(mx.array(np.repeat(x, 16, axis=0)), [MOST] * 16, shares) for x in (z, z[..., order]))
+    assert np.array_equal(here, there)
 
 
 @needs_compiler
 @pytest.mark.usefixtures("small_slices")
 def test_nan_harms_no_other_row() -> None:
     z = np.stack([np.stack(list(rows(seed=seed).values())[:3]) for seed in range(2)]).astype(np.float32)
-    ks, ps = mx.array([20, 128], mx.int32), mx.array([0.9, 0.5])
-    healthy = np.array(rank_threshold(mx.array(z), ks, ps))
+    healthy = np.array(kept_logits(mx.array(z), rules([20, 128], [0.9, 0.5]))[0])
     z[0, 0], z[0, 1, ::3], z[1, 2, 5] = np.nan, -np.float32(np.nan), np.nan
-    found = np.array(rank_threshold(mx.array(z), ks, ps))
+    found = np.array(kept_logits(mx.array(z), rules([20, 128], [0.9, 0.5]))[0])
     for b, p in ((0, 2), (1, 0), (1, 1)):
         assert np.array_equal(found[b, p], healthy[b, p])
 
@@ -177,7 +214,13 @@ def test_the_check_on_whole_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_slices")
 def test_a_kernel_that_keeps_one_token_more_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert subject._check_error(V) == 0
-    monkeypatch.setattr(subject, "rank_threshold", lambda z, top_k, top_p: rank_threshold(z, top_k + 1, top_p))
+
+    def one_more(logits: mx.array, asked: Rules) -> tuple[mx.array, mx.array]:
+        return kept_logits(
+            logits, Rules(asked.temperature, tuple(k + 1 for k in asked.top_k), asked.top_p, asked.min_p)
+        )
+
+    monkeypatch.setattr(subject, "kept_logits", one_more)
     assert subject._check_error(V) > 0
 
 
@@ -185,11 +228,13 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels_on_host(monkeypatch)
     assert fits(248_320)
     assert not fits(1 << 20)
-    k, p = mx.array([1], mx.int32), mx.array([0.5])
+    assert Rules((1.0,) * 4, (MOST, MOST + 1, 0, 0), (0.5, 0.5, 0.5, 1.0), (0.0,) * 4).served == [
+        True,
+        False,
+        False,
+        True,
+    ]
     z = mx.zeros((1, 1, 8))
-    half, unsigned, two = z.astype(mx.bfloat16), k.astype(mx.uint32), mx.array([0.5] * 2)
-    for given in ((z[0], k, p), (half, k, p), (z, unsigned, p), (z, k, two)):
-        with pytest.raises(ValueError, match="rank_threshold"):
-            rank_threshold(*given)
-    with pytest.raises(ValueError, match="rank_threshold"):
-        rank_threshold(mx.zeros((1, 1, 1 << 20)), k, p)
+    for logits in (z[0], z.astype(mx.int32), z[:, :0], mx.zeros((2, 1, 8)), mx.zeros((1, 1, 1 << 20))):
+        with pytest.raises(ValueError, match="kept_logits"):
+            kept_logits(logits, rules([1], [0.5]))
