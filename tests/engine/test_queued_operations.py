@@ -52,7 +52,8 @@ class OneNodeModel:
     def logits(self, hidden: mx.array) -> mx.array:
         return one_node((*hidden.shape[:2], self.vocab_size), mx.bfloat16, [hidden])
 
-    draft_logits = logits
+    def draft_logits(self, hidden: mx.array, step: int = 0, *, whole: bool = False) -> mx.array:
+        return self.logits(hidden)
 
     def draft(self, tokens: mx.array, hidden: mx.array, *_: Any, **lengths: Any) -> mx.array:
         return one_node((*tokens.shape, self.width), mx.bfloat16, [tokens, hidden])
