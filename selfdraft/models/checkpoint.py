@@ -16,9 +16,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from . import foreign
 from .base import Architecture, architecture, model_types
 
-__all__ = ["Checkpoint", "HeadReport", "classify", "norm_convention", "read_json"]
+__all__ = ["Checkpoint", "HeadReport", "classify", "norm_convention", "read_json", "weight_files"]
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
@@ -125,7 +126,7 @@ def _stored(
     folder: Path, family: Architecture, text_config: Mapping[str, Any], notes: list[str]
 ) -> tuple[dict[str, mx.array], Literal["embedded", "separate", "none"]]:
     """Our names of what the folder holds, mapped and not read, and where its head is."""
-    listed, separate = _weight_files(folder)
+    listed, separate = weight_files(folder)
     tensors = _canonical(listed, family, text_config, notes)
     source: Literal["embedded", "separate", "none"] = (
         "embedded" if any(name.startswith(HEAD) for name in tensors) else "none"
@@ -192,15 +193,20 @@ def _family(text_config: Mapping[str, Any], folder: Path) -> Architecture:
 
 
 def _refuse_foreign_quantisation(config: Mapping[str, Any], folder: Path) -> None:
-    quantisation = config.get("quantization_config") or {}
-    method = quantisation.get("quant_method")
-    if method and "quantization" not in config:
-        raise CheckpointError(
-            f"{folder}: weights quantised by {method!r} are not supported; take the bf16 checkpoint or an MLX build"
-        )
+    settings = _foreign(config)
+    if settings and (reason := foreign.refusal(settings)):
+        raise CheckpointError(f"{folder}: {reason} are not supported; take the bf16 checkpoint or an MLX build")
 
 
-def _weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
+def _foreign(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The settings of a quantisation that is not MLX's, if there is one."""
+    settings = config.get("quantization_config") or config.get("compression_config")
+    if "quantization" in config or not isinstance(settings, dict) or "quant_method" not in settings:
+        return None
+    return settings
+
+
+def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """Files of the checkpoint proper, and head files lying beside it."""
     beside = sorted(folder.glob("mtp*.safetensors"))
     index = folder / "model.safetensors.index.json"
@@ -211,6 +217,8 @@ def _weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
         listed = [folder / name for name in sorted(set(weight_map.values()))]
     else:
         listed = sorted(folder.glob("model*.safetensors"))
+    if astray := [path for path in listed if path.suffix != ".safetensors" or not _within(path, folder)]:
+        raise CheckpointError(f"{index}: names {str(astray[0])!r}, which is no safetensors file of this folder")
     missing = [path.name for path in listed if not path.exists()]
     if missing:
         raise CheckpointError(f"{folder}: {missing[0]} is named in the index but missing; fetch the checkpoint again")
@@ -219,10 +227,16 @@ def _weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return listed, [path for path in beside if path not in listed]
 
 
+def _within(path: Path, folder: Path) -> bool:
+    return path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
+
+
 def _assembled(
     folder: Path, family: Architecture, stored: dict[str, mx.array], text_config: Mapping[str, Any]
 ) -> dict[str, mx.array]:
     """Our parameters, mapped and not read."""
+    if settings := _foreign(text_config):
+        stored = foreign.in_mlx_layout(stored, settings)
     try:
         return family.assemble(stored, text_config)
     except (KeyError, ValueError) as error:
@@ -236,7 +250,7 @@ def _layout(folder: Path, stored: Mapping[str, mx.array]) -> Literal["huggingfac
     convolutions = [tensor for name, tensor in stored.items() if name.endswith("conv1d.weight")]
     if convolutions:
         return "huggingface" if any(tensor.shape[-1] != 1 for tensor in convolutions) else "mlx"
-    loaded: Any = mx.load(str(_weight_files(folder)[0][0]), return_metadata=True)
+    loaded: Any = mx.load(str(weight_files(folder)[0][0]), return_metadata=True)
     return "mlx" if loaded[1].get("format") == "mlx" else "huggingface"
 
 

@@ -16,7 +16,7 @@ from .base import Model
 from .checkpoint import HEAD, Checkpoint
 from .few_rows import use_few_row_kernels
 
-__all__ = ["LoadedModel", "build_model", "quantisation_of"]
+__all__ = ["LoadedModel", "always_fp32", "build_model", "quantisation_of", "stored_as"]
 
 Progress = Callable[[int, int], None]
 
@@ -60,7 +60,7 @@ def build_model(
 def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype | None) -> LoadedModel:
     """Give a module its weights, not read yet. Nobody else has them: those that are put together are held once."""
     weights = {
-        name: _stored(checkpoint, name, tensor, dtype)
+        name: stored_as(checkpoint, name, tensor, dtype)
         for name, tensor in checkpoint.mapped_anew().items()
         if with_head or not name.startswith(HEAD)
     }
@@ -90,13 +90,27 @@ def quantisation_of(module: nn.Module) -> dict[str, int]:
     return counts
 
 
-def _stored(checkpoint: Checkpoint, name: str, tensor: mx.array, dtype: mx.Dtype | None) -> mx.array:
-    """A tensor in our layout, convention and dtype."""
+def always_fp32(name: str) -> bool:
+    """Whether a parameter is kept in fp32, whatever the others are."""
+    return name.endswith(_ALWAYS_FP32)
+
+
+def stored_as(
+    checkpoint: Checkpoint, name: str, tensor: mx.array, dtype: mx.Dtype | None, head_norms: str = "auto"
+) -> mx.array:
+    """A tensor of a checkpoint in our convention and a dtype.
+
+    Args:
+        dtype: of a floating tensor; None for as it is.
+        head_norms: how the head's norms are stored; "auto" for what the checkpoint was found to have.
+    """
     zero_centred = checkpoint.architecture.zero_centred
     wanted = dtype if dtype is not None and mx.issubdtype(tensor.dtype, mx.floating) else tensor.dtype
-    if name.endswith(_ALWAYS_FP32):
+    if always_fp32(name):
         wanted = mx.float32
-    convention = checkpoint.head.norms if name.startswith(HEAD) else checkpoint.norms
+    convention: str | None = checkpoint.norms
+    if name.startswith(HEAD):
+        convention = checkpoint.head.norms if head_norms == "auto" else head_norms
     if convention == "zero-centred" and zero_centred and zero_centred(name):
         tensor = tensor.astype(mx.float32) + 1.0
     return tensor.astype(wanted)

@@ -79,7 +79,7 @@ class Transformer(Projecting, nn.Module):
         self.shape = shape
         self.vocab_size, self.context_length = shape.vocab_size, shape.context_length
         self.max_depth = shape.max_depth if head is not None else 0
-        self._run, self._head_before_norm = run, head_before_norm
+        self._run, self.head_before_norm = run, head_before_norm
 
     def new_state(self) -> RowState:
         return RowState(self._state_shape())
@@ -95,13 +95,13 @@ class Transformer(Projecting, nn.Module):
         x = self.model.embed_tokens(tokens)
         for index, layer in enumerate(self.model.layers):
             x = self._run(layer, x, [RowCache(row.attention[index], row.length) for row in rows])
-        return x if self._head_before_norm else self.model.norm(x), Captured()
+        return x if self.head_before_norm else self.model.norm(x), Captured()
 
     def output_layer(self) -> Any:
         return self.model.embed_tokens if self.shape.tied else self.lm_head
 
     def logits(self, hidden: mx.array) -> mx.array:
-        return self.project(self.model.norm(hidden) if self._head_before_norm else hidden)
+        return self.project(self.model.norm(hidden) if self.head_before_norm else hidden)
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], step: int = 0
