@@ -1,14 +1,15 @@
-"""Qwen3.5 / 3.6 dense: GatedDeltaNet and gated full attention, with a one-layer MTP head.
+"""Qwen3.5 / 3.6: GatedDeltaNet and gated full attention, with a one-layer MTP head. Registers the dense ones.
 
 Wiring of the head (transformers and vLLM name it `mtp`): entry i is
 fc(concat[pre_fc_norm_embedding(embed(t_i)), pre_fc_norm_hidden(h_{i-1})]), one full-attention decoder layer,
 then `norm`; embedding and output projection are the trunk's. Deeper drafts feed the head's own normed output.
+Families whose layers have experts in place of a dense MLP (`qwen3_5_moe.py`, `qwen3_next.py`) say how one is made.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,13 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from ..errors import CheckpointError
 from ..state import Captured, CapturedLayer, KeyValues, KeyValueShape, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
+from .config import whole_number
 from .draft_projection import Projecting
 from .few_rows import Entrance, GatedMLP, Normed, joined
 from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
 
-__all__ = ["Qwen35", "Qwen35Args"]
+__all__ = ["Experts", "Qwen35", "Qwen35Args", "assemble", "canonical", "zero_centred"]
 
 # The head is recurrent: nothing in the checkpoint bounds the depth. Past 8 no published head pays.
 MAX_DEPTH = 8
@@ -32,7 +34,6 @@ MAX_DEPTH = 8
 _WHOLE_NUMBERS = (
     "vocab_size",
     "hidden_size",
-    "intermediate_size",
     "num_hidden_layers",
     "num_attention_heads",
     "num_key_value_heads",
@@ -46,8 +47,25 @@ _WHOLE_NUMBERS = (
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Experts in place of dense MLPs, in the head too.
+
+    Attributes:
+        make: makes such an MLP.
+        dense_layers: layers of the trunk that have a dense one all the same.
+    """
+
+    make: Callable[[], nn.Module]
+    dense_layers: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
 class Qwen35Args:
-    """The part of a text config that decides shapes."""
+    """The part of a text config that decides shapes.
+
+    Attributes:
+        intermediate_size: of dense MLPs; 0 where there are none.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -58,9 +76,10 @@ class Qwen35Args:
     context_length: int
     attention: AttentionArgs
     delta: DeltaArgs
+    experts: Experts | None = None
 
     @staticmethod
-    def from_config(config: Mapping[str, Any]) -> Qwen35Args:
+    def from_config(config: Mapping[str, Any], experts: Experts | None = None) -> Qwen35Args:
         """Read a text config (flat, or the `text_config` of a nested one).
 
         Raises:
@@ -70,8 +89,10 @@ class Qwen35Args:
             value = config.get(name, 1)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise CheckpointError(f"config.json: {name} must be a positive whole number, not {value!r}")
+        dense = experts is None or bool(experts.dense_layers)
+        intermediate_size = whole_number(config, "intermediate_size") if dense else 0
         try:
-            return _args(config)
+            return _args(config, intermediate_size, experts)
         except KeyError as error:
             raise CheckpointError(
                 f"config.json lacks {error.args[0]!r}, which a {config.get('model_type')!r} model needs"
@@ -80,7 +101,7 @@ class Qwen35Args:
             raise CheckpointError(f"config.json: a field has a value of the wrong kind ({error})") from error
 
 
-def _args(config: Mapping[str, Any]) -> Qwen35Args:
+def _args(config: Mapping[str, Any], intermediate_size: int, experts: Experts | None) -> Qwen35Args:
     layers = config["num_hidden_layers"]
     interval = config.get("full_attention_interval", 4)
     types = config.get("layer_types") or [
@@ -117,20 +138,31 @@ def _args(config: Mapping[str, Any]) -> Qwen35Args:
     return Qwen35Args(
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
+        intermediate_size=intermediate_size,
         layer_types=tuple(types),
         norm_eps=config["rms_norm_eps"],
         tied=bool(config.get("tie_word_embeddings", False)),
         context_length=context,
         attention=attention,
         delta=delta,
+        experts=experts,
     )
 
 
-class DecoderLayer(nn.Module):
-    """Pre-norm residual block around one mixer and an MLP."""
+def _mlp(args: Qwen35Args, index: int | None) -> Any:
+    if args.experts is None or index in args.experts.dense_layers:
+        return Qwen3NextMLP(args.hidden_size, args.intermediate_size)
+    return args.experts.make()
 
-    def __init__(self, args: Qwen35Args, kind: str) -> None:
+
+class DecoderLayer(nn.Module):
+    """Pre-norm residual block around one mixer and an MLP, dense or of experts.
+
+    Args:
+        index: of a layer of the trunk; None in the head.
+    """
+
+    def __init__(self, args: Qwen35Args, kind: str, index: int | None) -> None:
         super().__init__()
         if kind == "linear_attention":
             self.linear_attn = GatedDeltaNet(args.delta)
@@ -138,10 +170,12 @@ class DecoderLayer(nn.Module):
             self.self_attn = GatedAttention(args.attention)
         self.input_layernorm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
-        self.mlp = Qwen3NextMLP(args.hidden_size, args.intermediate_size)
+        self.mlp = _mlp(args, index)
 
     def join(self) -> None:
-        """Put gate and up projection together, if they can be."""
+        """Put gate and up projection of a dense MLP together, if they can be."""
+        if not isinstance(self.mlp, Qwen3NextMLP):
+            return
         if (whole := joined([self.mlp.gate_proj, self.mlp.up_proj])) is not None:
             self.mlp = GatedMLP(whole, self.mlp.down_proj)
 
@@ -210,7 +244,7 @@ class Trunk(nn.Module):
     def __init__(self, args: Qwen35Args) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
-        self.layers = [DecoderLayer(args, kind) for kind in args.layer_types]
+        self.layers = [DecoderLayer(args, kind, index) for index, kind in enumerate(args.layer_types)]
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
         self._few: FewTokens | None = None
 
@@ -254,7 +288,7 @@ class Head(nn.Module):
         self.pre_fc_norm_embedding = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
         self.pre_fc_norm_hidden = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
         self.fc = nn.Linear(2 * args.hidden_size, args.hidden_size, bias=False)
-        self.layers = [DecoderLayer(args, "full_attention")]
+        self.layers = [DecoderLayer(args, "full_attention", None)]
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
         self._few: FewTokens | None = None
 
@@ -354,7 +388,7 @@ class Qwen35(Projecting, nn.Module):
         return out
 
 
-def _canonical(name: str, _: Mapping[str, Any]) -> str | None:
+def canonical(name: str, _: Mapping[str, Any]) -> str | None:
     """Our name of a checkpoint's tensor; None for the parts of a multimodal checkpoint that are not text."""
     if re.match(r"(model\.)?(visual|vision_tower|vision_model)\.", name):
         return None
@@ -366,14 +400,14 @@ def _canonical(name: str, _: Mapping[str, Any]) -> str | None:
     return re.sub(r"^language_model\.(?=lm_head\.)", "", name)
 
 
-def _is_norm(name: str) -> bool:
+def zero_centred(name: str) -> bool:
     """Norms that Hugging Face stores as w with an effective weight of 1 + w (not the gated one in linear_attn)."""
     if name.endswith("linear_attn.norm.weight"):
         return False
     return name.endswith("norm.weight") or name.startswith("mtp.pre_fc_norm_")
 
 
-def _assemble(tensors: dict[str, mx.array], _: Mapping[str, Any]) -> dict[str, mx.array]:
+def assemble(tensors: dict[str, mx.array], _: Mapping[str, Any]) -> dict[str, mx.array]:
     """conv1d.weight: Hugging Face [C, 1, k] -> MLX [C, k, 1]."""
     return {
         name: tensor.swapaxes(1, 2) if name.endswith("conv1d.weight") and tensor.shape[-1] != 1 else tensor
@@ -385,9 +419,9 @@ register(
     Architecture(
         model_types=("qwen3_5", "qwen3_5_text"),
         build=lambda config, with_head: Qwen35(Qwen35Args.from_config(config), with_head),
-        canonical=_canonical,
+        canonical=canonical,
         verified="trunk: transformers; head: its published formula on transformers' layers; a trained checkpoint",
-        assemble=_assemble,
-        zero_centred=_is_norm,
+        assemble=assemble,
+        zero_centred=zero_centred,
     )
 )

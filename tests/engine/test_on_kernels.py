@@ -33,7 +33,7 @@ from selfdraft.kernels.self_check import relative_error
 from selfdraft.models.few_rows import FewRowsLinear, use_few_row_kernels
 from selfdraft.models.qwen3_5 import Qwen35
 from tests.support.host_kernels import kernels_on_host, needs_compiler, run_on_host
-from tests.support.nano import FOR_KERNELS, SMALLER, nano_model
+from tests.support.nano import FOR_KERNELS, SMALLER, SPARSE, nano_model
 from tests.support.rows import finish, params
 
 pytestmark = needs_compiler
@@ -67,16 +67,22 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Count:
     return count
 
 
-def model_of(bits: int | None) -> Qwen35:
-    return nano_model(5, bits=bits, **FOR_KERNELS)
+@pytest.fixture(params=["dense", "experts"])
+def mlps(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Fields of a model with dense MLPs, or with experts."""
+    return {"dense": {}, "experts": SPARSE}[request.param]
+
+
+def model_of(bits: int | None, mlps: dict[str, Any]) -> Qwen35:
+    return nano_model(5, bits=bits, **FOR_KERNELS, **mlps)
 
 
 @pytest.fixture
-def tensor_cores(kernels: Count, monkeypatch: pytest.MonkeyPatch) -> Qwen35:
+def tensor_cores(kernels: Count, monkeypatch: pytest.MonkeyPatch, mlps: dict[str, Any]) -> Qwen35:
     """A model whose products run on emulated ones, and divide by the root mean squares of its norms themselves."""
     monkeypatch.setattr(verify_qmv_plan, "BODIES", {"host": (verify_qmv_plan.MMA, verify_qmv_plan.SIMD)})
     wide = {"hidden_size": 128, "intermediate_size": 128, "linear_value_head_dim": 64}
-    model = nano_model(5, bits=4, dtype=mx.bfloat16, **{**FOR_KERNELS, **wide})
+    model = nano_model(5, bits=4, dtype=mx.bfloat16, **{**FOR_KERNELS, **wide, **mlps})
     use_few_row_kernels(model)
     return model
 
@@ -91,8 +97,8 @@ def decode(model: Qwen35, depths: Sequence[int], tokens: int = 6) -> list[list[i
     return [row.emitted for row in rows]
 
 
-def test_text_is_the_same_at_every_depth_and_beside_others(kernels: Count) -> None:
-    model = model_of(4)
+def test_text_is_the_same_at_every_depth_and_beside_others(kernels: Count, mlps: dict[str, Any]) -> None:
+    model = model_of(4, mlps)
     use_few_row_kernels(model)
     assert isinstance(model.model.layers[0].linear_attn.in_proj, FewRowsLinear)
     ((plain),) = decode(model, [0])
@@ -143,10 +149,11 @@ def sampled(model: Qwen35, asked: Sequence[dict[str, Any]]) -> list[list[int]]:
     return [row.emitted for row in rows]
 
 
+@pytest.mark.parametrize("mlps", ["dense"], indirect=True)
 def test_norms_that_are_parts_of_products_leave_the_law_as_it_is(
     tensor_cores: Qwen35, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for roundings to bf16, some tens in a row."""
+    """But for roundings to bf16, some tens in a row. Experts have no such norms: their router takes a norm's output."""
     norms: list[nn.RMSNorm] = []
 
     def counted(norm: nn.RMSNorm, x: mx.array) -> mx.array:
@@ -162,9 +169,9 @@ def test_norms_that_are_parts_of_products_leave_the_law_as_it_is(
     assert relative_error(inside, outside) < 2.0**-5
 
 
-def test_the_law_is_that_of_plain_mlx(kernels: Count, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(8)
-    expected = logits(model_of(8), monkeypatch)
+def test_the_law_is_that_of_plain_mlx(kernels: Count, monkeypatch: pytest.MonkeyPatch, mlps: dict[str, Any]) -> None:
+    model = model_of(8, mlps)
+    expected = logits(model_of(8, mlps), monkeypatch)
     use_few_row_kernels(model)
     found = logits(model, None)
     assert mx.abs(found - expected).max().item() < 2e-4 * mx.abs(expected).max().item()

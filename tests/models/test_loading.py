@@ -383,7 +383,7 @@ def test_something_else_under_the_name_of_weights(tmp_path: Path, tensors: Tenso
 def test_unsupported_model_type_lists_the_supported_ones(tmp_path: Path, config: dict[str, Any]) -> None:
     message = refusal(save(tmp_path, {}, config))
     assert repr(config.get("model_type")) in message
-    assert "qwen3_5, qwen3_5_text" in message
+    assert "qwen3_5, qwen3_5_moe" in message
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "linear_num_key_heads", "num_hidden_layers", "rms_norm_eps"])

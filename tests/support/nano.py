@@ -10,9 +10,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_map_with_path
 
-from selfdraft.models.qwen3_5 import Qwen35, Qwen35Args
+from selfdraft.models.qwen3_5 import Experts, Qwen35, Qwen35Args
+from selfdraft.models.qwen3_5_moe import sparse_mlp
 
-__all__ = ["FOR_KERNELS", "NANO_CONFIG", "SMALLER", "nano_model", "well_drafted_model", "write_checkpoint"]
+__all__ = ["FOR_KERNELS", "NANO_CONFIG", "SMALLER", "SPARSE", "nano_model", "well_drafted_model", "write_checkpoint"]
 
 NANO_CONFIG: dict[str, Any] = {
     "model_type": "qwen3_5_text",
@@ -48,6 +49,15 @@ SMALLER: dict[str, Any] = {
 }
 
 
+# Fields of a model with experts.
+SPARSE: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+
+
 # Fields that our kernels take.
 FOR_KERNELS: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
@@ -72,9 +82,11 @@ def nano_model(
     Args:
         bits: quantise every linear layer (group size 32).
         sharpness: scale of the output projection: how peaked the law is.
-        config: fields that replace those of NANO_CONFIG.
+        config: fields that replace those of NANO_CONFIG; those of SPARSE make a model with experts.
     """
-    model = Qwen35(Qwen35Args.from_config({**NANO_CONFIG, **config}), with_head)
+    fields = {**NANO_CONFIG, **config}
+    experts = Experts(sparse_mlp(fields, norm_topk_prob=True)) if "num_experts" in fields else None
+    model = Qwen35(Qwen35Args.from_config(fields, experts), with_head)
     key = mx.random.key(seed)
 
     def fill(path: str, tensor: mx.array) -> mx.array:

@@ -58,7 +58,8 @@ class Family:
 
     def prompt(self, length: int, seed: int = 1) -> np.ndarray:
         """Random token ids."""
-        return np.random.RandomState(self.seed + seed).randint(0, self.config["vocab_size"], length)
+        text_config = self.config.get("text_config", self.config)
+        return np.random.RandomState(self.seed + seed).randint(0, text_config["vocab_size"], length)
 
 
 def mlp(prefix: str, hidden: int, inner: int) -> Shapes:
