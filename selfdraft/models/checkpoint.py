@@ -97,7 +97,7 @@ def classify(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
     family = _family(text_config, folder)
-    _refuse_foreign_quantisation(config, folder)
+    _refuse_foreign_quantisation(config, folder, family)
     generation = folder / "generation_config.json"
 
     notes: list[str] = []
@@ -191,10 +191,10 @@ def _family(text_config: Mapping[str, Any], folder: Path) -> Architecture:
     return family
 
 
-def _refuse_foreign_quantisation(config: Mapping[str, Any], folder: Path) -> None:
+def _refuse_foreign_quantisation(config: Mapping[str, Any], folder: Path, family: Architecture) -> None:
     quantisation = config.get("quantization_config") or {}
     method = quantisation.get("quant_method")
-    if method and "quantization" not in config:
+    if method and "quantization" not in config and method not in family.quant_methods:
         raise CheckpointError(
             f"{folder}: weights quantised by {method!r} are not supported; take the bf16 checkpoint or an MLX build"
         )
