@@ -17,7 +17,7 @@ from selfdraft.models.loader import build_model
 from tests.reference.families import FAMILIES, Family
 from tests.support.reference import largest_difference, run_through
 
-LATENT = ["deepseek_v3", "deepseek_v3_direct"]
+LATENT = ["deepseek_v3", "deepseek_v3_direct", "glm4_moe_lite"]
 PROMPT = 60
 
 
