@@ -106,7 +106,7 @@ class Architecture:
         zero_centred: parameter name -> True for the norms that Hugging Face stores as w, with an effective 1 + w; None
             where the family has none.
         required: parameters no such checkpoint can lack; the first is the embedding.
-        quant_methods: `quant_method` values of a `quantization_config` whose tensors `assemble` reads.
+        quant_methods: `quant_method` values of a `quantization_config` whose tensors `assemble` makes bf16.
     """
 
     model_types: tuple[str, ...]

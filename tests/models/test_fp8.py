@@ -113,6 +113,7 @@ def test_a_released_checkpoint_is_what_its_numbers_say(tmp_path: Path) -> None:
     for folder in checkpoints(tmp_path):
         checkpoint = classify(folder)
         assert checkpoint.head.reason == ""
+        assert bool(checkpoint.notes) == (folder.name == "released")
         model: Any = build_model(checkpoint, with_head=True).model
         state = model.new_state()
         hidden.append(run_through(model, [3, 1, 4, 1, 5], state, keep_steps=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from selfdraft.models import latent_attention
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.latent_attention import FEW, split_latent_projections
 from selfdraft.models.loader import build_model
-from tests.reference.families import FAMILIES, Family
+from tests.reference.families import FAMILIES, Family, deepseek_v3, deepseek_v32
 from tests.support.reference import largest_difference, run_through
 
-LATENT = ["deepseek_v3", "deepseek_v3_direct", "glm4_moe_lite"]
+LATENT = ["deepseek_v3", "deepseek_v3_direct", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"]
 PROMPT = 60
 
 
@@ -38,14 +39,28 @@ def model(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return build_model(classify(write_checkpoint(family, tmp_path_factory.mktemp(family.name))), with_head=True).model
 
 
-def test_a_widest_verify_pass_has_the_bits_of_single_tokens(model: Any, family: Family) -> None:
-    tokens = family.prompt(PROMPT + model.max_depth + 1).tolist()
+def without_experts(family: Family) -> Family:
+    """MLX's product with experts takes float32 alone on a CPU."""
+    config = {**family.config, "first_k_dense_replace": 9}
+    shapes = deepseek_v32.shapes if "index_topk" in config else deepseek_v3.shapes
+    return replace(family, config=config, shapes=shapes(config))
+
+
+@pytest.mark.parametrize("prompt", [4, 9, 11, PROMPT])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_a_widest_verify_pass_has_the_bits_of_single_tokens(
+    family: Family, tmp_path: Path, dtype: mx.Dtype, prompt: int
+) -> None:
+    """Also where sparse attention begins to choose in it, and among equal scores, of which bf16 has many."""
+    written = write_checkpoint(family if dtype == mx.float32 else without_experts(family), tmp_path)
+    model: Any = build_model(classify(written), with_head=True, dtype=dtype).model
+    tokens = family.prompt(prompt + model.max_depth + 1).tolist()
     assert model.max_depth + 1 <= FEW
     wide, single = model.new_state(), model.new_state()
     for state in (wide, single):
-        run_through(model, tokens[:PROMPT], state, keep_steps=False)
-    together = run_through(model, tokens[PROMPT:], wide, keep_steps=True)
-    one_by_one = run_through(model, tokens[PROMPT:], single, iter([1] * (model.max_depth + 1)), keep_steps=True)
+        run_through(model, tokens[:prompt], state, keep_steps=False)
+    together = run_through(model, tokens[prompt:], wide, keep_steps=True)
+    one_by_one = run_through(model, tokens[prompt:], single, iter([1] * (model.max_depth + 1)), keep_steps=True)
     assert mx.array_equal(together, one_by_one).item()
 
 
@@ -96,10 +111,15 @@ def test_a_projection_of_another_shape_is_named() -> None:
         ({"rope_theta": "ten"}, "rope_theta"),
         ({"rms_norm_eps": None}, "rms_norm_eps"),
         ({"routed_scaling_factor": "2"}, "routed_scaling_factor"),
+        ({"index_topk": 0}, "index_topk must be"),
+        ({"q_lora_rank": None}, "lacks 'q_lora_rank'"),
+        ({"index_topk_freq": 4}, "index_topk_freq 4: layers that share"),
+        ({"indexer_types": ["full", "shared", "full"]}, "indexer_types .*share"),
+        ({"index_topk_pattern": "FSF"}, "index_topk_pattern 'FSF'"),
     ],
 )
 def test_what_is_wrong_in_a_config_is_named(tmp_path: Path, changed: dict[str, Any], named: str) -> None:
-    family = FAMILIES["deepseek_v3"]
+    family = FAMILIES["deepseek_v32"]
     write_checkpoint(family, tmp_path, {**family.config, **changed})
     with pytest.raises(CheckpointError, match=named):
         build_model(classify(tmp_path), with_head=True)

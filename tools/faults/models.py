@@ -52,8 +52,8 @@ FAULTS = [
     Fault(
         "a foreign quantisation passes for one that the family reads",
         "models/checkpoint.py",
-        "and method not in family.quant_methods:",
-        "and not family.quant_methods:",
+        "    if method not in family.quant_methods:",
+        "    if not family.quant_methods:",
         "tests/models/test_fp8.py",
     ),
     Fault(
@@ -69,5 +69,47 @@ FAULTS = [
         "    if kind in _SCALED:",
         '    if kind == "linear":',
         "tests/models/test_latent_attention.py -k config",
+    ),
+    Fault(
+        "sparse attention takes all of equal scores",
+        "models/deepseek_v32.py",
+        "<= left)",
+        "<= count)",
+        "tests/models/test_sparse_attention.py",
+    ),
+    Fault(
+        "sparse attention chooses positions behind a query",
+        "models/deepseek_v32.py",
+        "self.indexer.index_topk) & before",
+        "self.indexer.index_topk)",
+        "tests/models/test_latent_attention.py -k bits",
+    ),
+    Fault(
+        "DeepSeek-V3.2's indexer rotates as GLM-5's",
+        "models/deepseek_v32.py",
+        '{"indexer_rope_interleave": glm,',
+        '{"indexer_rope_interleave": True,',
+        "tests/models/test_families.py -k deepseek_v32",
+    ),
+    Fault(
+        "the indexer's keys are not rotated",
+        "models/deepseek_v32.py",
+        "self.indexer.rope(index_keys, offset).astype",
+        "index_keys.astype",
+        "tests/models/test_families.py -k deepseek_v32",
+    ),
+    Fault(
+        "layers that share an indexer are loaded as if they did not",
+        "models/deepseek_v32.py",
+        'config.get("index_topk_freq", 1) != 1',
+        "False",
+        "tests/models/test_latent_attention.py -k config",
+    ),
+    Fault(
+        "low-rank norms keep mlx-lm's epsilon",
+        "models/deepseek_v32.py",
+        "self.q_a_layernorm.eps = self.kv_a_layernorm.eps = args.rms_norm_eps",
+        "pass",
+        "tests/models/test_families.py -k dsa",
     ),
 ]
