@@ -98,10 +98,9 @@ def classify(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
     family = _family(text_config, folder)
-    _refuse_foreign_quantisation(config, folder)
+    notes = _foreign_quantisation(config, folder)
     generation = folder / "generation_config.json"
 
-    notes: list[str] = []
     stored, head_source = _stored(folder, family, text_config, notes)
     layout = _layout(folder, stored)
     tensors = _assembled(folder, family, stored, text_config)
@@ -192,10 +191,14 @@ def _family(text_config: Mapping[str, Any], folder: Path) -> Architecture:
     return family
 
 
-def _refuse_foreign_quantisation(config: Mapping[str, Any], folder: Path) -> None:
+def _foreign_quantisation(config: Mapping[str, Any], folder: Path) -> list[str]:
+    """What a user should know of weights that are quantised otherwise than by MLX."""
     settings = _foreign(config)
-    if settings and (reason := foreign.refusal(settings)):
+    if settings is None:
+        return []
+    if reason := foreign.refusal(settings):
         raise CheckpointError(f"{folder}: {reason} are not supported; take the bf16 checkpoint or an MLX build")
+    return [foreign.note(settings)]
 
 
 def _foreign(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

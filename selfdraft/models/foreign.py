@@ -1,6 +1,6 @@
-"""Weights as AWQ, GPTQ and compressed-tensors store them, as MLX's affine layers do. Nothing is evaluated here.
+"""Weights as AWQ, GPTQ, compressed-tensors and FP8 store them, as MLX's layers do. Nothing is evaluated here.
 
-All of these are codes of a few bits with a scale and a zero point a group: w = (code - zero) scale. MLX has
+The first three are codes of a few bits with a scale and a zero point a group: w = (code - zero) scale. MLX has
 w = code scale + bias, codes packed along the inputs, the first in the lowest bits. Where groups do not fit MLX's,
 weights are expanded.
 Layouts: AutoAWQ `gemm`, GPTQModel (formats gptq and gptq_v2), compressed-tensors `pack-quantized`.
@@ -14,10 +14,11 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import CheckpointError
+from . import fp8
 
-__all__ = ["FORMATS", "in_mlx_layout", "refusal"]
+__all__ = ["FORMATS", "in_mlx_layout", "note", "refusal"]
 
-FORMATS = ("awq", "gptq", "compressed-tensors")
+FORMATS = ("awq", "gptq", "compressed-tensors", "fp8")
 
 _GROUPS = (32, 64, 128)  # of MLX's affine layers
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # where column k of eight lies in AutoAWQ's words
@@ -34,9 +35,24 @@ def refusal(settings: Mapping[str, Any]) -> str:
         return f"AWQ weights of version {settings.get('version')!r} with {settings.get('bits')} bits"
     if method == "gptq" and settings.get("bits") not in (4, 8):
         return f"GPTQ weights with {settings.get('bits')!r} bits"
+    blocks = settings.get("weight_block_size", [fp8.BLOCK, fp8.BLOCK])
+    if method == "fp8" and blocks != [fp8.BLOCK, fp8.BLOCK]:
+        return f"FP8 weights with weight_block_size {blocks!r}"
     if method == "compressed-tensors" and settings.get("format") != "pack-quantized":
         return f"compressed-tensors weights of format {settings.get('format')!r}"
     return ""
+
+
+def note(settings: Mapping[str, Any]) -> str:
+    """What a user should know of such weights."""
+    method = settings["quant_method"]
+    if method == "fp8":
+        return (
+            f"weights quantised by {method!r} are read as bf16, which takes more memory: `selfdraft forge build` helps"
+        )
+    return (
+        f"weights quantised by {method!r} are put into MLX's layout at every load: `selfdraft forge build` does it once"
+    )
 
 
 def in_mlx_layout(tensors: dict[str, mx.array], settings: Mapping[str, Any]) -> dict[str, mx.array]:
@@ -46,9 +62,11 @@ def in_mlx_layout(tensors: dict[str, mx.array], settings: Mapping[str, Any]) -> 
         settings: the checkpoint's `quantization_config`, which `refusal` lets pass.
 
     Raises:
-        CheckpointError: a layer lacks a tensor.
+        CheckpointError, ValueError: a layer lacks a tensor, or has one of another shape or dtype.
     """
     method = settings["quant_method"]
+    if method == "fp8":
+        return fp8.dequantised(tensors)
     suffix = _PACKED if method == "compressed-tensors" else "qweight"
     layers = [name.removesuffix(suffix) for name in tensors if name.endswith(f".{suffix}")]
     unpack = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}[method]

@@ -189,6 +189,30 @@ def _next_drafts(model: Any, state: Any, hidden: mx.array, depth: int) -> mx.arr
     return mx.concatenate(found)
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_mlx_build_drafts_as_it_decodes(family: Family, folder: Path, tmp_path: Path, bits: int) -> None:
+    """MLX's layout and names, with every layer quantised that can be."""
+    dense: Any = build_model(classify(folder), with_head=True).model
+    nn.quantize(
+        dense,
+        group_size=32,
+        bits=bits,
+        class_predicate=lambda _, layer: hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0,
+    )
+    weights = dict(tree_flatten(dense.parameters()))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "mlx"})
+    config = {**family.config, "quantization": {"group_size": 32, "bits": bits}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = classify(tmp_path)
+    assert (checkpoint.layout, checkpoint.quantised, checkpoint.head.reason) == ("mlx", True, "")
+    loaded = build_model(checkpoint, with_head=True)
+    assert any(form.startswith(f"{bits}-bit") for form in loaded.quantisation)
+    prompt = family.prompt(30).tolist()
+    depths = [0, min(2, family.max_depth)]
+    plain, drafted = (solo(loaded.model, request(prompt, depth, temperature=0.0)).emitted for depth in depths)
+    assert drafted == plain
+
+
 def test_the_depth_has_a_limit(model: Any, family: Family) -> None:
     assert model.max_depth == family.max_depth
     with pytest.raises(InvalidRequest, match=str(family.max_depth)):

@@ -262,11 +262,22 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
     assert "model.layers.0.mlp.up_proj" in refusal(save(tmp_path, stored))
 
 
-@pytest.mark.parametrize("method", ["fp8", "gptq", "awq", "bitsandbytes"])
-def test_foreign_quantisation_is_refused_by_name(tmp_path: Path, tensors: Tensors, method: str) -> None:
-    folder = save(tmp_path, tensors, {**NANO_CONFIG, "quantization_config": {"quant_method": method, "bits": 4}})
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"quant_method": "bitsandbytes", "bits": 4}, "'bitsandbytes'"),
+        ({"quant_method": "gptq", "bits": 3}, "GPTQ weights with 3 bits"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version 'gemv'"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "'nvfp4-pack-quantized'"),
+        ({"quant_method": "fp8", "weight_block_size": [1, 128]}, r"[1, 128]"),
+    ],
+)
+def test_foreign_quantisation_is_refused_by_name(
+    tmp_path: Path, tensors: Tensors, settings: dict[str, Any], named: str
+) -> None:
+    folder = save(tmp_path, tensors, {**NANO_CONFIG, "quantization_config": settings})
     message = refusal(folder)
-    assert repr(method) in message
+    assert named in message
     assert "bf16" in message
 
 

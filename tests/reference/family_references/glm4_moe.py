@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -12,8 +13,8 @@ from tests.reference.family_references.reference import TransformersModules, cha
 class Chained(TransformersModules):
     """One module, chained without its last norm."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(folder, **settings)
         self.norm = self.mtp.layers[0].post_norm
         self.mtp.layers[0].use_post_norm = False
 

@@ -69,10 +69,16 @@ def stacked(modules: Sequence[Module], ids: Tensor, hidden: Tensor) -> Tensor:
 
 
 class TransformersModules:
-    """The layers of transformers' `MtpModel`, for families whose heads it reads."""
+    """The layers of transformers' `MtpModel`, for families whose heads it reads.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        settings: of the head, where a family's configuration does not say them.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.model = load_trunk(folder)
+        for name, value in settings.items():
+            setattr(self.model.config, name, value)
         # transformers knows the heads of released checkpoints by the numbers of their layers.
         self.model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{self.model.config.num_hidden_layers}\."]
         self.mtp = MtpModel.from_pretrained(self.model)
