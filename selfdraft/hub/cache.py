@@ -6,11 +6,14 @@ Its layout, as the Hub's client documents it: `models--OWNER--NAME/` holds `blob
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..errors import SelfdraftError
 from .names import ModelId
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ __all__ = [
     "cache_folder",
     "cached_models",
     "id_of",
+    "point",
     "removal",
     "repository_folder",
     "snapshot_folder",
@@ -70,13 +74,26 @@ def cached_models() -> Iterator[CachedRepoInfo]:
         yield from sorted(models, key=lambda each: each.repo_id)
 
 
+def point(repository: str, revision: str, commit: str) -> None:
+    """Note what a branch or a tag stands for, as the Hub's client does, for programs that go by names.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = repository_folder(repository) / "refs" / revision
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")  # with everybody's permissions: the cache may be shared
+    fresh.write_text(commit, encoding="utf-8")
+    os.replace(fresh, path)
+
+
 @dataclass(frozen=True)
 class Removal:
     """What would leave the cache.
 
     Attributes:
         repository: "owner/name".
-        commits: of the revisions that go.
+        commits: of the revisions that go; none where a download never got as far.
         bytes: that become free; contents which other revisions need stay.
     """
 
@@ -85,33 +102,44 @@ class Removal:
     bytes: int
 
     def execute(self) -> None:
-        """Delete it."""
+        """Delete it.
+
+        Raises:
+            SelfdraftError: something is still there.
+        """
         found = _scan()
-        if found is not None:
+        if found is not None and self.commits:
             found.delete_revisions(*self.commits).execute()
+        else:
+            shutil.rmtree(repository_folder(self.repository), ignore_errors=True)
+        places = [snapshot_folder(self.repository, commit) for commit in self.commits]
+        for place in places or [repository_folder(self.repository)]:
+            if place.exists():
+                raise SelfdraftError(f"{place} cannot be deleted; look at its permissions, and try again")
 
 
 def removal(repository: str, revision: str | None = None) -> Removal | None:
     """What there is to remove of a repository.
 
     Args:
-        revision: of which branch, tag or commit alone; None for all.
+        revision: of which branch, tag or commit alone; None for all, downloads that were interrupted among it.
 
     Returns:
         None if the cache holds nothing of it.
     """
-    found = _scan()
-    if found is None:
+    found, folder = _scan(), repository_folder(repository)
+    revisions = (
+        {each for repo in found.repos if repo.repo_path.name == folder.name for each in repo.revisions}
+        if found
+        else set()
+    )
+    commits = {each.commit_hash for each in revisions if revision in (None, each.commit_hash, *each.refs)}
+    if found is None or not folder.is_dir() or not (commits or revision is None):
         return None
-    for each in found.repos:
-        if each.repo_type != "model" or each.repo_id != repository:
-            continue
-        commits = tuple(
-            sorted(one.commit_hash for one in each.revisions if revision in (None, one.commit_hash, *one.refs))
-        )
-        if commits:
-            return Removal(repository, commits, found.delete_revisions(*commits).expected_freed_size)
-    return None
+    if len(commits) == len(revisions):  # with it goes the folder
+        files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        return Removal(repository, tuple(sorted(commits)), sum(path.stat().st_size for path in files))
+    return Removal(repository, tuple(sorted(commits)), found.delete_revisions(*commits).expected_freed_size)
 
 
 def _scan() -> HFCacheInfo | None:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError, DownloadFailed
-from ..files import write_atomically
-from .cache import blobs_folder, cache_folder, removal, repository_folder
+from .cache import blobs_folder, cache_folder, point, removal
 from .listing import Listing, RemoteFile, explained
 from .names import is_commit
 from .pins import Pin, keep_pin
@@ -96,6 +95,7 @@ def pull(
             f"{listing.model} needs {planned.missing + RESERVE:,} bytes in {cache_folder()}, a reserve of "
             f"{RESERVE:,} among them; {planned.free:,} are free. Make room, or set HF_HOME to a folder on another disk"
         )
+    revision = listing.model.revision or "main"
     new = not listing.folder.exists()
     small = [file for file in listing.files if not file.is_weights]
     weights = [file for file in listing.files if file.is_weights]
@@ -105,14 +105,13 @@ def pull(
         _judged(accept, listing, new)
         _bring(listing, weights, teller)
         _judged(lambda folder, _: examine(folder), listing, new)
+        if not is_commit(revision):
+            point(listing.model.repository, revision, listing.commit)
     except OSError as error:
         raise DownloadFailed(
             f"{listing.model}: {error.strerror or error} ({cache_folder()}); what was fetched stays: see to that, and "
             f"`selfdraft pull {listing.model}` goes on from there"
         ) from error
-    revision = listing.model.revision or "main"
-    if not is_commit(revision):  # as the Hub's client leaves it, for other programs
-        write_atomically(repository_folder(listing.model.repository) / "refs" / revision, listing.commit)
     pin = Pin(listing.model.repository, revision, listing.commit)
     keep_pin(pin)
     sweep(blobs_folder(listing.model.repository))

@@ -157,8 +157,10 @@ def _locked(content: IO[bytes]) -> bool:
     """Whether the file is this process's alone, until it is closed."""
     try:
         fcntl.flock(content, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return False
+    except OSError:  # a disk that knows no locks
+        return True
     return True
 
 

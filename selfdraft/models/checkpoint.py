@@ -141,6 +141,13 @@ def _configured(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Architect
     text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
     family = _family(text_config, folder)
     _refuse_foreign_quantisation(config, folder)
+    try:
+        family.build(text_config, False)  # nothing is evaluated
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{folder}: config.json describes no model ({said}); fetch the checkpoint again"
+        ) from error
     return config, text_config, family
 
 

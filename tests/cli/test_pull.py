@@ -595,6 +595,9 @@ def test_a_pin_that_cannot_be_written_is_said(hub: FakeHub, light: Command, monk
         ("config.json", '{"model_type": "qwen3_5_text", "model_type": "llama"}', "'model_type' stands there twice"),
         ("config.json", "[" * 100_000, "nested too deeply"),
         ("config.json", json.dumps({**NANO_CONFIG, "quantization_config": "fp8"}), "quantization_config"),
+        ("config.json", json.dumps({**NANO_CONFIG, "hidden_size": 2**40}), "config.json describes no model"),
+        ("config.json", json.dumps({**NANO_CONFIG, "head_dim": -1}), "config.json describes no model"),
+        ("config.json", json.dumps({**NANO_CONFIG, "rms_norm_eps": 0}), "config.json describes no model"),
     ],
 )
 def test_folders_that_lie(tmp_path: Path, file: str, content: str, said: str) -> None:

@@ -118,6 +118,30 @@ def test_a_pin_alone_is_dropped(hub: FakeHub, light: Command) -> None:
     assert find_pin(ID) is None
 
 
+def test_what_a_pull_left_unfinished(hub: FakeHub, files: Files, light: Command) -> None:
+    shutil.rmtree(repository_folder(ID))
+    hub.put(ID, files)
+    part = repository_folder(ID) / "blobs" / f"{'a' * 64}.incomplete"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(5_000_000))
+    ended = light("remove", "-y", ID)
+    assert ended.code == 0
+    assert "5 MB deleted" in ended.out
+    assert not repository_folder(ID).exists()
+    light("pull", ID)
+    part.write_bytes(bytes(5_000_000))
+    assert "5 MB deleted" in light("remove", "-y", ID).out  # counted beside what is whole
+    assert not repository_folder(ID).exists()
+
+
+def test_what_cannot_be_deleted_is_said(hub: FakeHub, light: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.DeleteCacheStrategy.execute", lambda strategy: None)
+    ended = light("remove", "-y", ID)
+    assert ended.code == 1
+    assert "cannot be deleted; look at its permissions" in ended.err
+    assert find_pin(ID) is not None
+
+
 def test_another_revision_leaves_the_pin(hub: FakeHub, files: Files, light: Command) -> None:
     new = hub.put(ID, files | {"generation_config.json": b"{}"})
     light("pull", ID)

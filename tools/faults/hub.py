@@ -167,6 +167,13 @@ FAULTS = [
         _PULL,
     ),
     Fault(
+        "a configuration that describes nothing is a traceback",
+        "models/checkpoint.py",
+        "except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:",
+        "except MemoryError as error:",
+        _PULL,
+    ),
+    Fault(
         "the last of two keys wins",
         "models/strict_json.py",
         "if len(found) < len(pairs):",
