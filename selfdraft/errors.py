@@ -4,7 +4,8 @@ SelfdraftError
 ├── InvalidRequest      the caller's input: a parameter, a prompt, a message list
 │   └── ContextOverflow prompt longer than the model's context
 ├── CheckpointError     a model folder or file that cannot be used
-│   └── ModelNotFound   nothing under that name, here or on the Hub
+│   ├── ModelNotFound   nothing under that name, here or on the Hub
+│   └── DownloadFailed  a model that could not be fetched whole
 └── NonFiniteLogits     the model produced NaN or infinity while decoding
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "ContextOverflow",
+    "DownloadFailed",
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
@@ -42,6 +44,10 @@ class CheckpointError(SelfdraftError):
 
 class ModelNotFound(CheckpointError):
     """Nothing answers to that model name."""
+
+
+class DownloadFailed(CheckpointError):
+    """A model could not be fetched whole. What is named as removed is; what else was fetched stays to go on from."""
 
 
 class NonFiniteLogits(SelfdraftError):

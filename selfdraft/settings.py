@@ -28,7 +28,7 @@ from .files import write_atomically
 
 __all__ = ["Settings", "StoredSettings", "checked", "load_settings", "remember", "settings_path"]
 
-TABLES = ("server", "start")
+TABLES = ("server", "start", "models")
 
 _HEADING = "Settings of Selfdraft. Arguments and SELFDRAFT_* in the environment win over them."
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from .errors import ModelNotFound
+from .hub.cache import cache_folder, snapshot_folder
+from .hub.names import ModelId, parse
+from .hub.pins import Pin, find_pin
 
 __all__ = ["REFERENCE", "find_model"]
 
@@ -14,7 +16,7 @@ _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model, downloaded from the Hub if it has to be.
+    """The folder of a model. One that was pulled is there; another id is downloaded from the Hub if it has to be.
 
     Args:
         name: "reference" (the bundled checkpoint), a path to a folder, or "owner/name" or
@@ -31,22 +33,33 @@ def find_model(name: str) -> Path:
         return folder
     if exists:
         raise ModelNotFound(f"{name!r} is a file; give the folder that holds config.json and the weights")
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?", name):
+    model = parse(name)
+    if model is None:
         raise ModelNotFound(
             f"no model {name!r}: give 'reference', an existing folder, or a Hugging Face id like 'owner/name'"
         )
-    return _download(name)
+    pin = find_pin(model.repository)
+    return _pinned(pin) if pin is not None and pin.covers(model) else _download(model)
 
 
-def _download(name: str) -> Path:
+def _pinned(pin: Pin) -> Path:
+    folder = snapshot_folder(pin.repository, pin.commit)
+    if not (folder / "config.json").exists():
+        raise ModelNotFound(
+            f"{pin.repository!r} is pinned to commit {pin.commit}, which is not in {cache_folder()} any more: "
+            f"`selfdraft pull {pin.repository}` fetches it again, `selfdraft remove {pin.repository}` drops the pin"
+        )
+    return folder
+
+
+def _download(model: ModelId) -> Path:
     from huggingface_hub import snapshot_download
 
-    repository, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_PATTERNS))
+        return Path(snapshot_download(model.repository, revision=model.revision, allow_patterns=_PATTERNS))
     except Exception as error:  # the Hub client raises many kinds, from its own and from its HTTP library's tree
         raise ModelNotFound(
-            f"{name!r} is no local folder and could not be fetched from the Hugging Face Hub "
+            f"{str(model)!r} is no local folder and could not be fetched from the Hugging Face Hub "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}); "
             "check the name, the network, and for a gated model `hf auth login`"
         ) from error

@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from ..errors import SelfdraftError
-from . import bench, cache, chat, connect, control, inspect, run, serve, start, tune
+from . import bench, cache, chat, connect, control, inspect, models, pull, remove, run, serve, start, tune
 from .terminal import say
 
 __all__ = ["app", "main"]
@@ -37,6 +37,9 @@ app.command("status")(control.status)
 app.command("stop")(control.stop)
 app.command("connect")(connect.connect)
 app.command("inspect")(inspect.inspect)
+app.command("pull")(pull.pull)
+app.command("models")(models.models)
+app.command("remove")(remove.remove)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
 app.add_typer(cache.app, name="cache")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +11,8 @@ import typer
 from ..params import SamplingParams
 from .command import command
 from .flags import flag
+from .rows import show_rows
 from .session import loading_bar
-from .terminal import is_fancy
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from ..models.checkpoint import Checkpoint
     from ..settings import Settings
 
-__all__ = ["REPORT_VERSION", "inspect"]
+__all__ = ["REPORT_VERSION", "depth_limit", "inspect"]
 
 REPORT_VERSION = 1
 
@@ -59,7 +58,7 @@ def inspect(
     if as_json:
         print(json.dumps(report))
     else:
-        _show(_rows(report))
+        show_rows(_rows(report))
 
 
 def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
@@ -100,6 +99,11 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
         "device": _device(checkpoint, settings),
         "runs": f"plain decoding: {reason}" if reason else f"self-speculative decoding, depth auto (up to {depth})",
     }
+
+
+def depth_limit(checkpoint: Checkpoint) -> int:
+    """The deepest draft that a checkpoint allows, by its own head; 0 without one that can be used."""
+    return 0 if checkpoint.head.reason else int(_built(checkpoint)["max_depth"])
 
 
 def _built(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -190,21 +194,3 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("will run", report["runs"]),
         ("will run on", f"{device['device']} in {device['dtype']}, BLAS: {device['blas']}"),
     ]
-
-
-def _show(rows: list[tuple[str, str]]) -> None:
-    """A table that fits a terminal; in a pipe, a line each."""
-    if not is_fancy(sys.stdout):
-        for label, text in rows:
-            print(f"{label:<15}{text}")
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in rows:
-        table.add_row(label, Text(text))
-    Console(highlight=False).print(table)

@@ -19,6 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from ..models.strict_json import parse
 
 __all__ = ["Entry", "TensorWriter", "bytes_of", "entries", "stored_bytes"]
 
@@ -69,7 +70,7 @@ def entries(path: Path) -> list[Entry]:
         if length > min(_MOST_HEADER, size - 8):
             raise CheckpointError(f"{path}: not a safetensors file, or cut off; fetch it again")
         try:
-            header: dict[str, Any] = json.loads(file.read(length), object_pairs_hook=_no_twins)
+            header: dict[str, Any] = parse(file.read(length))
             found = [_entry(name, fields, 8 + length) for name, fields in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path}: its header cannot be read ({error}); fetch it again") from error
@@ -150,12 +151,3 @@ def _entry(name: str, fields: Mapping[str, Any], begin: int) -> Entry:
     if not 0 <= start <= end:
         raise ValueError(f"{name!r} lies at {start}..{end}")
     return Entry(name, fields["dtype"], tuple(fields["shape"]), end - start, begin + start)
-
-
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no key stands twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
-    return found

@@ -6,8 +6,7 @@ Weights are mapped, not read: names, shapes and dtypes come from the safetensors
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +17,9 @@ import numpy as np
 from ..errors import CheckpointError
 from . import foreign
 from .base import Architecture, architecture, model_types
+from .strict_json import parse, safetensors_header
 
-__all__ = ["Checkpoint", "HeadReport", "classify", "norm_convention", "read_json", "weight_files"]
+__all__ = ["Checkpoint", "HeadReport", "accept", "classify", "norm_convention", "read_json", "weight_files"]
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
@@ -95,10 +95,7 @@ def classify(folder: Path) -> Checkpoint:
     Raises:
         CheckpointError: not a model folder, an unsupported family or quantisation, a broken or missing file.
     """
-    config = read_json(folder / "config.json")
-    text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
-    family = _family(text_config, folder)
-    notes = _foreign_quantisation(config, folder)
+    config, text_config, family, notes = _configured(folder)
     generation = folder / "generation_config.json"
 
     stored, head_source = _stored(folder, family, text_config, notes)
@@ -119,6 +116,39 @@ def classify(folder: Path) -> Checkpoint:
         head=_head(tensors, family, layout, head_source, text_config),
         notes=notes,
     )
+
+
+def accept(folder: Path, files: Collection[str]) -> None:
+    """Refuse a model by its small files alone, before its weights are fetched.
+
+    Args:
+        folder: holds its JSON files.
+        files: names of all that it will hold.
+
+    Raises:
+        CheckpointError: as `classify` would, so far as can be told.
+    """
+    _configured(folder)
+    listed = _indexed(folder)
+    if listed is None:
+        listed = [name for name in files if name.startswith("model") and name.endswith(".safetensors")]
+    _refuse_incomplete(folder, listed, files)
+
+
+def _configured(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Architecture, list[str]]:
+    """The configuration, its text part, the family that this names, and what a user should know."""
+    config = read_json(folder / "config.json")
+    text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
+    family = _family(text_config, folder)
+    notes = _foreign_quantisation(config, folder)
+    try:
+        family.build(text_config, False)  # nothing is evaluated
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        said = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"{folder}: config.json describes no model ({said}); fetch the checkpoint again"
+        ) from error
+    return config, text_config, family, notes
 
 
 def _stored(
@@ -167,7 +197,7 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: no such file, or no JSON object in it.
     """
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent}: no {path.name} there; a model folder has one") from error
     except (OSError, ValueError) as error:
@@ -203,35 +233,43 @@ def _foreign_quantisation(config: Mapping[str, Any], folder: Path) -> list[str]:
 
 def _foreign(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The settings of a quantisation that is not MLX's, if there is one."""
-    settings = config.get("quantization_config") or config.get("compression_config")
-    if "quantization" in config or not isinstance(settings, dict) or "quant_method" not in settings:
-        return None
-    return settings
+    settings = config.get("quantization_config") or config.get("compression_config") or {}
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"config.json: quantization_config is {settings!r}, not a JSON object")
+    return None if "quantization" in config or "quant_method" not in settings else settings
 
 
 def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """Files of the checkpoint proper, and head files lying beside it."""
     beside = sorted(folder.glob("mtp*.safetensors"))
+    indexed = _indexed(folder)
+    listed = sorted(folder.glob("model*.safetensors")) if indexed is None else [folder / name for name in indexed]
+    there = [path.name for path in folder.iterdir() if path.exists()]
+    _refuse_incomplete(folder, [path.name for path in listed], there)
+    return listed, [path for path in beside if path not in listed]
+
+
+def _indexed(folder: Path) -> list[str] | None:
+    """The files that the index names; None without one."""
     index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise CheckpointError(f"{index}: weight_map does not map tensors to files; fetch the checkpoint again")
-        listed = [folder / name for name in sorted(set(weight_map.values()))]
-    else:
-        listed = sorted(folder.glob("model*.safetensors"))
-    if astray := [path for path in listed if path.suffix != ".safetensors" or not _within(path, folder)]:
-        raise CheckpointError(f"{index}: names {str(astray[0])!r}, which is no safetensors file of this folder")
-    missing = [path.name for path in listed if not path.exists()]
+    if not index.exists():
+        return None
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index}: weight_map does not map tensors to files; fetch the checkpoint again")
+    files = sorted(set(weight_map.values()))
+    for name in files:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{index}: weight_map names {name!r}, which is no safetensors file of this folder")
+    return files
+
+
+def _refuse_incomplete(folder: Path, listed: Sequence[str], there: Collection[str]) -> None:
+    missing = [name for name in listed if name not in there]
     if missing:
         raise CheckpointError(f"{folder}: {missing[0]} is named in the index but missing; fetch the checkpoint again")
     if not listed:
         raise CheckpointError(f"{folder}: no model*.safetensors there (other weight formats are not read)")
-    return listed, [path for path in beside if path not in listed]
-
-
-def _within(path: Path, folder: Path) -> bool:
-    return path.is_relative_to(folder) and ".." not in path.relative_to(folder).parts
 
 
 def _assembled(
@@ -265,6 +303,7 @@ def _canonical(
     for path in files:
         try:
             stored = mx.load(str(path))
+            safetensors_header(path)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
         assert isinstance(stored, dict)

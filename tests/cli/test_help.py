@@ -18,7 +18,7 @@ from selfdraft.cli.sampling_flags import SamplingFlags
 from selfdraft.params import SamplingParams
 from selfdraft.settings import Settings
 
-COMMANDS = ("start", "run", "chat", "connect", "inspect", "tune", "bench")
+COMMANDS = ("start", "run", "chat", "connect", "inspect", "pull", "models", "remove", "tune", "bench")
 HEAVY = ("mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "huggingface_hub", "prompt_toolkit", "jinja2")
 
 
@@ -67,7 +67,7 @@ def test_flags_carry_the_names_of_what_they_set() -> None:
 def test_every_flag_says_its_default(command: str) -> None:
     for option in options(command):
         assert option.help, option.name
-        assert "Default: " in option.help or option.name in ("prompt", "client"), option.name
+        assert "Default: " in option.help or option.required or option.name in ("prompt", "client"), option.name
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -92,7 +92,15 @@ def test_no_command_shows_the_help_and_is_wrong_usage(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["start", "--help"], ["bench", "--help"], ["run", "--top-p", "7", "x"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["start", "--help"],
+        ["bench", "--help"],
+        ["pull", "--help"],
+        ["run", "--top-p", "7", "x"],
+    ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:
     script = (

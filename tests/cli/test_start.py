@@ -18,6 +18,7 @@ import pytest
 from huggingface_hub import constants
 
 import selfdraft
+from selfdraft.cli import places
 from selfdraft.cli import start as starting
 from selfdraft.cli.chat import GREETING
 from selfdraft.cli.found_models import find_models
@@ -144,6 +145,7 @@ def test_models_are_found_classified_and_measured(home: Path, nano_folder: Path,
     _cache(home / "hub", "models--owner--cached", nano_folder, main=True)
     _cache(home / "hub", "models--owner--pinned", nano_folder, main=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    monkeypatch.setattr(places, "_disks", lambda: [])
     found = {each.name: each for each in find_models(load_settings())}
     one = str(home / "models/one")
     assert list(found) == [

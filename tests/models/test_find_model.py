@@ -68,6 +68,11 @@ def test_a_file_is_refused_with_what_to_give(tmp_path: Path) -> None:
         "/name",
         "owner/na me",
         "http://host/owner/name",
+        "owner/name@../../../x",
+        "owner/name@/etc",
+        "owner/name@a//b",
+        "owner/na--me",
+        "owner/..",
     ],
 )
 def test_names_that_can_mean_nothing_never_reach_the_hub(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

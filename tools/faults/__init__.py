@@ -5,6 +5,7 @@ from __future__ import annotations
 from .disk import FAULTS as DISK
 from .engine import FAULTS as ENGINE
 from .fault import Fault
+from .hub import FAULTS as HUB
 from .kernels import FAULTS as KERNELS
 from .models import FAULTS as MODELS
 from .products import FAULTS as PRODUCTS
@@ -14,4 +15,4 @@ from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING, *HUB]

@@ -1,0 +1,232 @@
+"""Faults of what is fetched from the Hub, pinned, found and removed."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+__all__ = ["FAULTS"]
+
+_PULL = "tests/cli/test_pull.py"
+_MODELS = "tests/cli/test_models.py"
+_REMOVE = "tests/cli/test_remove.py"
+
+FAULTS = [
+    Fault(
+        "a pull takes what came for what was listed",
+        "hub/transfer.py",
+        "if not is_whole(partial, file, stop):",
+        "if False:",
+        _PULL,
+    ),
+    Fault("a pull hashes nothing", "hub/transfer.py", "return digest.hexdigest() == file.digest", "return True", _PULL),
+    Fault(
+        "a pull begins each file anew",
+        "hub/transfer.py",
+        "    if _length(content) > file.size:\n        content.truncate(0)",
+        "    content.truncate(0)",
+        _PULL,
+    ),
+    Fault(
+        "a part is written behind what a server sends as a whole",
+        "hub/transfer.py",
+        "if response.status_code != 206 and have:",
+        "if False:",
+        _PULL,
+    ),
+    Fault(
+        "a pull gives up at the first broken connection",
+        "hub/transfer.py",
+        "_RETRIES = 5",
+        "_RETRIES = 0",
+        _PULL,
+    ),
+    Fault(
+        "a part is gone on with whichever version it is of",
+        "hub/transfer.py",
+        'blob.with_name(f"{blob.name}.incomplete")',
+        'blob.with_name("any.incomplete")',
+        _PULL,
+    ),
+    Fault(
+        "a pull sweeps away what other programs fetch",
+        "hub/transfer.py",
+        "if _HASH.fullmatch(partial.stem):",
+        "if True:",
+        _PULL,
+    ),
+    Fault(
+        "two processes write one file",
+        "hub/transfer.py",
+        "if not _locked(content):",
+        "if False:",
+        _PULL,
+    ),
+    Fault(
+        "names on the Hub may lead anywhere",
+        "hub/listing.py",
+        "if not _stays_inside(name):",
+        "if False:",
+        _PULL,
+    ),
+    Fault(
+        "hashes on the Hub may be paths",
+        "hub/listing.py",
+        "or not _HASH.fullmatch(str(digest)):",
+        "or digest is None:",
+        _PULL,
+    ),
+    Fault(
+        "pickles are fetched",
+        "hub/listing.py",
+        'SUFFIXES = (".json", ".safetensors", ".jinja")',
+        'SUFFIXES = (".json", ".safetensors", ".jinja", ".bin", ".pkl")',
+        _PULL,
+    ),
+    Fault(
+        "copies in folders are fetched",
+        "hub/listing.py",
+        '    if "/" in name:\n        return None\n',
+        "",
+        _PULL,
+    ),
+    Fault(
+        "a revision may lead out of the cache",
+        "hub/names.py",
+        "(revision and not _is_inside(revision))",
+        "False",
+        "tests/models/test_find_model.py",
+    ),
+    Fault(
+        "weights of what cannot run are fetched",
+        "hub/pull.py",
+        "        _judged(accept, listing, new)\n",
+        "",
+        _PULL,
+    ),
+    Fault(
+        "what cannot run stays",
+        "hub/pull.py",
+        "            found.execute()\n",
+        "            pass\n",
+        _PULL,
+    ),
+    Fault(
+        "what was there before goes with what cannot run",
+        "hub/pull.py",
+        "removal(listing.model.repository, listing.commit) if new else None",
+        "removal(listing.model.repository)",
+        _PULL,
+    ),
+    Fault(
+        "a full disk is found out by filling it",
+        "hub/pull.py",
+        "    if not planned.fits:",
+        "    if False:",
+        _PULL,
+    ),
+    Fault(
+        "a file that is there is right",
+        "hub/pull.py",
+        "if there and all(is_whole(place, file, stop) for place in there):",
+        "if there:",
+        _PULL,
+    ),
+    Fault(
+        "a disk without links holds everything twice",
+        "hub/pull.py",
+        "            blob.unlink()  # a disk",
+        "            pass  # a disk",
+        _PULL,
+    ),
+    Fault(
+        "a pulled model is asked for again",
+        "source.py",
+        "return _pinned(pin) if pin is not None and pin.covers(model) else _download(model)",
+        "return _download(model)",
+        _PULL,
+    ),
+    Fault(
+        "a pin stands for every revision",
+        "hub/pins.py",
+        "model.revision in (None, self.revision, self.commit)",
+        "True",
+        _PULL,
+    ),
+    Fault(
+        "a pin is believed whatever it says",
+        "hub/pins.py",
+        "or not is_commit(pin.commit):",
+        "or False:",
+        _PULL,
+    ),
+    Fault(
+        "an index may name files elsewhere",
+        "models/checkpoint.py",
+        'if Path(name).name != name or not name.endswith(".safetensors"):',
+        "if False:",
+        _PULL,
+    ),
+    Fault(
+        "a configuration that describes nothing is a traceback",
+        "models/checkpoint.py",
+        "except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:",
+        "except MemoryError as error:",
+        _PULL,
+    ),
+    Fault(
+        "the last of two keys wins",
+        "models/strict_json.py",
+        "if len(found) < len(pairs):",
+        "if False:",
+        _PULL,
+    ),
+    Fault(
+        "a disk that sleeps is waited for",
+        "cli/places.py",
+        "thread.join(max(deadline - time.monotonic(), 0.0))",
+        "thread.join()",
+        _MODELS,
+    ),
+    Fault(
+        "a huge disk is looked through to the end",
+        "cli/places.py",
+        "    if time.monotonic() > deadline:\n        return\n",
+        "",
+        _MODELS,
+    ),
+    Fault(
+        "the cache is listed twice",
+        "cli/found_models.py",
+        "and not real.is_relative_to(cache)",
+        "",
+        _MODELS,
+    ),
+    Fault(
+        "a pinned name is given to another commit",
+        "cli/found_models.py",
+        'if pulled is None and ("main" not in best.refs or pin is not None):',
+        'if pulled is None and "main" not in best.refs:',
+        _MODELS,
+    ),
+    Fault(
+        "a model goes without a yes",
+        "cli/remove.py",
+        'if answer.strip().lower() not in ("y", "yes"):',
+        "if False:",
+        _REMOVE,
+    ),
+    Fault(
+        "a folder outside the cache is a model in it",
+        "cli/remove.py",
+        "        if inside is None:\n",
+        "        if False:\n",
+        _REMOVE,
+    ),
+    Fault(
+        "a pin outlives its model",
+        "cli/remove.py",
+        "        forget_pin(wanted.repository)\n",
+        "        pass\n",
+        _REMOVE,
+    ),
+]
