@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     CheckpointError,
     ContextOverflow,
+    FanError,
     InvalidRequest,
     ModelNotFound,
     NonFiniteLogits,
@@ -35,6 +36,7 @@ __all__ = [
     "LLM",
     "CheckpointError",
     "ContextOverflow",
+    "FanError",
     "Generation",
     "InvalidRequest",
     "ModelNotFound",

@@ -5,6 +5,7 @@ SelfdraftError
 │   └── ContextOverflow prompt longer than the model's context
 ├── CheckpointError     a model folder or file that cannot be used
 │   └── ModelNotFound   nothing under that name, here or on the Hub
+├── FanError            fans that cannot be held or given back, or are not there
 └── NonFiniteLogits     the model produced NaN or infinity while decoding
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 __all__ = [
     "CheckpointError",
     "ContextOverflow",
+    "FanError",
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
@@ -42,6 +44,10 @@ class CheckpointError(SelfdraftError):
 
 class ModelNotFound(CheckpointError):
     """Nothing answers to that model name."""
+
+
+class FanError(SelfdraftError):
+    """Fans that cannot be held or given back: no Mac, no ThermalForge, or one that does not do what it is told."""
 
 
 class NonFiniteLogits(SelfdraftError):

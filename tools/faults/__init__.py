@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .disk import FAULTS as DISK
 from .engine import FAULTS as ENGINE
+from .fans import FAULTS as FANS
 from .fault import Fault
 from .kernels import FAULTS as KERNELS
 from .products import FAULTS as PRODUCTS
@@ -13,4 +14,4 @@ from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *TUNING]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *TUNING, *FANS]
