@@ -46,7 +46,7 @@ def on() -> None:
     fans.status()
     try:
         if not _kept(claims):
-            detached.start("selfdraft.fans.keeper", str(claims.folder))
+            detached.start("selfdraft.fans.keeper", str(claims.folder), str(fans.executable))
         ensure_watchdog(claims, fans)
         kept = {claim.name for claim in _kept(claims)}
         if not _wait(_HOLDING, lambda: kept <= set(claims.outcome.claims)) or claims.outcome.error:

@@ -56,7 +56,6 @@ def detach() -> Callable[[], None]:
         for standard in range(3):
             os.dup2(null, standard)
         os.close(null)
-        os.chdir("/")
         os.write(writer, b"!")
         os.close(writer)
 

@@ -121,9 +121,18 @@ class MaxMode:
                 if self._closed or (not self._busy and left <= 0):
                     return
                 self._changed.wait(_GLANCE if self._busy else min(left, _GLANCE))
-            outcome = self._claims.outcome
-            if held is not None and held.name in outcome.claims and outcome.error:
-                self._say(outcome.error)
+            if held is not None:
+                self._look_at_watchdog(held)
+
+    def _look_at_watchdog(self, held: Held) -> None:
+        """There must be one, also if the first was killed; what it says of our claim the user hears."""
+        try:
+            ensure_watchdog(self._claims, self._fans)
+        except FanError as error:
+            self._say(str(error))
+        outcome = self._claims.outcome
+        if outcome.error and held.name in outcome.claims:
+            self._say(outcome.error)
 
     def _say(self, text: str) -> None:
         if text not in self._said:

@@ -105,13 +105,24 @@ def test_what_holds_them_dies(stand_in: StandIn, light: Command, by: signal.Sign
     assert stand_in.calls == ["max", "auto"]
 
 
+def test_a_killed_watchdog_is_replaced(stand_in: StandIn, light: Command) -> None:
+    assert light("max", "on").code == 0
+    before = stand_in.claims.watchdog
+    assert before
+    os.kill(before, signal.SIGKILL)
+    assert within(20, lambda: stand_in.claims.watchdog not in (None, 0, before))
+    assert light("max", "off").code == 0
+    assert stand_in.settled(0)
+
+
 def kill_all(stand_in: StandIn) -> None:
-    """What holds the fans, and the watchdog first."""
+    """What holds the fans, and the watchdog: all at once, so that neither does anything about the other."""
     watchdog = stand_in.claims.watchdog
     assert watchdog
-    os.kill(watchdog, signal.SIGKILL)
-    for claim in stand_in.claims.live():
-        os.kill(claim.pid, signal.SIGKILL)
+    everyone = [watchdog, *(claim.pid for claim in stand_in.claims.live())]
+    for each in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in everyone:
+            os.kill(pid, each)
     assert within(20, lambda: not stand_in.claims.live() and stand_in.claims.watchdog is None)
     assert stand_in.state == "max"
 
@@ -150,13 +161,16 @@ def test_off_gives_back_fans_that_nobody_of_ours_holds(stand_in: StandIn, light:
 
 
 def test_off_leaves_fans_to_a_model_that_works(stand_in: StandIn, light: Command) -> None:
-    held = stand_in.claims.claim("a process with reference")
-    assert light("max", "on").code == 0
-    ended = light("max", "off")
-    assert ended.code == 0
-    assert ended.out.startswith(f"fans still at maximum, for a process with reference ({os.getpid()})")
-    assert (stand_in.state, len(stand_in.claims.live())) == ("max", 1)
-    held.release()
+    script = "import sys; from selfdraft.fans.max_mode import *; held = user_claims().claim('a test'); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE) as process:
+        assert within(20, lambda: bool(stand_in.claims.live()))
+        assert light("max", "on").code == 0
+        ended = light("max", "off")
+        assert ended.code == 0
+        assert ended.out.startswith(f"fans still at maximum, for a test ({process.pid}); they are given back when")
+        assert (stand_in.state, len(stand_in.claims.live())) == ("max", 1)
+        process.communicate(b"\n")
+        assert process.returncode == 0
     assert stand_in.settled()
 
 
@@ -172,9 +186,9 @@ def test_on_that_does_not_work_holds_nothing(stand_in: StandIn, light: Command) 
 def test_off_that_does_not_work_is_an_error_and_goes_on(
     stand_in: StandIn, light: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(max_command, "_GIVING_BACK", 0.6)
+    monkeypatch.setattr(max_command, "_GIVING_BACK", 3.0)
     assert light("max", "on").code == 0
-    stand_in.plan("auto", "lie", "lie", "lie")
+    stand_in.plan("auto", *["lie"] * 4)
     ended = light("max", "off")
     assert (ended.code, ended.out) == (1, "")
     assert "not given back yet (after `thermalforge auto` the fans are max, not automatic" in ended.err

@@ -86,8 +86,8 @@ def test_fans_that_are_not_given_back_in_time_are_named(stand_in: StandIn, mode:
     mode.warn = said.append
     mode.set_busy(True)
     assert within(20, lambda: stand_in.state == "max")
-    stand_in.plan("auto", "fail", "fail", "fail")
-    mode.close(timeout=0.6)
+    stand_in.plan("auto", *["fail"] * 4)
+    mode.close(timeout=3.0)
     (text,) = said
     assert "not given back yet (`thermalforge auto` failed" in text
     assert "`selfdraft max status`" in text

@@ -143,6 +143,7 @@ def test_when_the_watchdog_is_killed_too_the_next_start_mends(stand_in: StandIn)
     with holder(stand_in) as process:
         pid = stand_in.claims.watchdog
         assert pid
+        process.send_signal(signal.SIGSTOP)  # it would start another one
         os.kill(pid, signal.SIGKILL)
         end(process, "SIGKILL")
     assert within(20, lambda: stand_in.claims.watchdog is None and not stand_in.claims.live())
@@ -158,9 +159,7 @@ def test_a_killed_watchdog_is_replaced_while_the_holder_lives(stand_in: StandIn)
         pid = stand_in.claims.watchdog
         assert pid
         os.kill(pid, signal.SIGKILL)
-        assert within(20, lambda: stand_in.claims.watchdog is None)
-        assert mend(stand_in.claims)
-        assert stand_in.claims.watchdog not in (None, pid)
+        assert within(20, lambda: stand_in.claims.watchdog not in (None, 0, pid))
         end(process, "SIGKILL")
         assert stand_in.settled()
 

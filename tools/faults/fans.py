@@ -113,6 +113,13 @@ FAULTS = [
         "tests/fans/test_max_mode.py -k without_a_watchdog",
     ),
     Fault(
+        "a killed watchdog is not missed",
+        "fans/max_mode.py",
+        "                self._look_at_watchdog(held)\n",
+        "                pass\n",
+        "tests/fans/test_watchdog.py -k replaced",
+    ),
+    Fault(
         "fans stay at maximum when all is generated",
         "engine/engine.py",
         "self.on_rows(False)",
