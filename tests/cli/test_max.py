@@ -178,7 +178,7 @@ def test_on_that_does_not_work_holds_nothing(stand_in: StandIn, light: Command) 
     stand_in.plan("max", "fail")
     ended = light("max", "on")
     assert (ended.code, ended.out) == (1, "")
-    assert "Run with sudo" in ended.err
+    assert "not allowed without sudo" in ended.err
     assert "`sudo thermalforge install`" in ended.err
     assert stand_in.settled()
 

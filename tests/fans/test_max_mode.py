@@ -77,7 +77,7 @@ def test_what_does_not_work_is_said_once(stand_in: StandIn, mode: MaxMode) -> No
     assert within(20, lambda: stand_in.state == "max")
     mode.close()
     (text,) = said
-    assert "Run with sudo" in text
+    assert "not allowed without sudo" in text
     assert "sudo thermalforge install" in text
 
 

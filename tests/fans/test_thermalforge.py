@@ -95,7 +95,9 @@ def test_a_machine_without_fans(tmp_path: Path) -> None:
 
 def test_a_failure_says_why_and_what_to_do(stand_in: StandIn) -> None:
     stand_in.plan("max", "fail")
-    with pytest.raises(FanError, match=r"`thermalforge max` failed \(.*Run with sudo\.\): `sudo thermalforge install`"):
+    with pytest.raises(
+        FanError, match=r"`thermalforge max` failed \(.*not allowed without sudo\): `sudo thermalforge install`"
+    ):
         stand_in.fans.max()
 
 

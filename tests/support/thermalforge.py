@@ -40,7 +40,7 @@ if act == "slow":
     time.sleep(1)
     act = "work"
 if act == "fail":
-    sys.exit("Error: Failed to write Ftst=1. Run with sudo.")
+    sys.exit("Error: not allowed without sudo")
 if act == "garbage":
     print("Segmentation fault: 11")
     sys.exit()
