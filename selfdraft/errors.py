@@ -6,6 +6,7 @@ SelfdraftError
 ├── CheckpointError     a model folder or file that cannot be used
 │   ├── ModelNotFound   nothing under that name, here or on the Hub
 │   └── DownloadFailed  a model that could not be fetched whole
+├── FanError            fans that cannot be held or given back, or are not there
 └── NonFiniteLogits     the model produced NaN or infinity while decoding
 """
 
@@ -15,6 +16,7 @@ __all__ = [
     "CheckpointError",
     "ContextOverflow",
     "DownloadFailed",
+    "FanError",
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
@@ -48,6 +50,10 @@ class ModelNotFound(CheckpointError):
 
 class DownloadFailed(CheckpointError):
     """A model could not be fetched whole. What is named as removed is; what else was fetched stays to go on from."""
+
+
+class FanError(SelfdraftError):
+    """Fans that cannot be held or given back: no Mac, no ThermalForge, or one that does not do what it is told."""
 
 
 class NonFiniteLogits(SelfdraftError):

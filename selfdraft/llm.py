@@ -31,6 +31,7 @@ from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
 
 if TYPE_CHECKING:
+    from .fans.max_mode import MaxMode
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
 
@@ -54,6 +55,7 @@ class LLM:
         settings: how it was opened.
         prompts: renders and tokenises.
         sessions: warm prefixes; None if none are kept.
+        max_mode: what holds the fans while rows run; None in other modes.
         notes: lines a user should read, such as why it decodes without a head.
         max_depth: deepest draft; 0 means plain decoding only.
         context_length: most tokens of prompt and answer together.
@@ -82,6 +84,7 @@ class LLM:
         self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
+        self.max_mode: MaxMode | None = None
         self.notes = notes
         self.defaults = _defaults(checkpoint)
         self.max_depth = loaded.model.max_depth
@@ -103,7 +106,9 @@ class LLM:
         loaded = draft_fewer(loaded, settings.draft_vocabulary, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
-        engine = Engine(loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.mode, cycle=cycle)
+        engine = Engine(
+            loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
+        )
         template = ChatTemplate.from_folder(folder)
         llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings)
         if llm.max_depth:
@@ -289,6 +294,16 @@ class LLM:
             raise InvalidRequest("a prompt is either all messages (dicts) or all token ids (ints)", param="prompt")
         return self.prompts.chat(messages, enable_thinking=enable_thinking, scope=scope)
 
+    def hold_fans(self, max_mode: MaxMode) -> None:
+        """Have the fans at maximum while rows run: the engine's mode must be sustained."""
+        self.max_mode = max_mode
+        self.engine.on_rows = max_mode.set_busy
+
+    @property
+    def mode(self) -> str:
+        """The engine's mode; "max" where fans are held, too."""
+        return "max" if self.max_mode is not None else self.engine.mode
+
     def limit_context(self, tokens: int) -> None:
         """Take no more than `tokens` tokens of prompt and answer together, if the model could take more."""
         self.context_length = self.loaded.model.context_length = min(tokens, self.context_length)
@@ -308,7 +323,7 @@ class LLM:
             "kernels": used_kernels(),
             "max_depth": self.max_depth,
             "context_length": self.context_length,
-            "mode": self.engine.mode,
+            "mode": self.mode,
             "notes": list(self.notes),
         }
 

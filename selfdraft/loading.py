@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .device import choose_blas
+from .errors import FanError
 from .settings import Settings, load_settings
 from .source import find_model
 
@@ -39,4 +40,17 @@ def load(
     choose_blas(settings.blas)
     from .llm import LLM  # MLX is imported here
 
-    return LLM.open(model, folder, settings, profile=profile, progress=progress)
+    llm = LLM.open(model, folder, settings, profile=profile, progress=progress)
+    if settings.mode == "max":
+        _hold_fans(llm)
+    return llm
+
+
+def _hold_fans(llm: LLM) -> None:
+    """Max mode, or a note why it is not to be had."""
+    from .fans.max_mode import MaxMode
+
+    try:
+        llm.hold_fans(MaxMode.open(f"a process with {llm.name}"))
+    except FanError as error:
+        llm.notes.append(f"the mode max is sustained here: {error}")

@@ -23,7 +23,8 @@ from pydantic_settings import (
 )
 
 from .device import Blas, Dtype
-from .errors import InvalidRequest
+from .errors import FanError, InvalidRequest
+from .fans import thermalforge
 from .files import write_atomically
 
 __all__ = ["Settings", "StoredSettings", "checked", "load_settings", "remember", "settings_path"]
@@ -69,7 +70,7 @@ class Settings(StoredSettings):
         prefill_chunk: prompt tokens of one forward.
         mode: how large buffers of keys and values are made: "turbo", in powers of two, so that few graphs are compiled;
             "sustained", once, for all that a request may need; "auto" takes turbo for prompts of up to
-            32,768 tokens. Changes no token.
+            32,768 tokens; "max" is sustained, with the fans of a Mac at maximum meanwhile. Changes no token.
         draft_vocabulary: how many of the first ids the head may draft, beside all special tokens; 0 for all. Others are
             emitted all the same, by corrections. Pays where the vocabulary is large for the model, in languages that
             the first ids serve.
@@ -87,7 +88,7 @@ class Settings(StoredSettings):
     dtype: Dtype = "auto"
     acceptance: Literal["block", "tokenwise"] = "block"
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
-    mode: Literal["auto", "turbo", "sustained"] = "auto"
+    mode: Literal["auto", "turbo", "sustained", "max"] = "auto"
     draft_vocabulary: Annotated[int, AfterValidator(lambda size: _enough_ids(size))] = 0
     session_cache_max_bytes: ByteSize | None = None
     ssd_session_cache: Literal["on", "write-only", "off"] = "on"
@@ -95,6 +96,11 @@ class Settings(StoredSettings):
     ssd_session_cache_max_bytes: ByteSize = ByteSize(20 * 2**30)
     ssd_session_cache_hourly: ByteSize = ByteSize(40 * 2**30)
     ssd_session_cache_kv: Literal["exact", "8bit"] = "exact"
+
+    @property
+    def engine_mode(self) -> Literal["auto", "turbo", "sustained"]:
+        """The mode as far as the engine knows it."""
+        return "sustained" if self.mode == "max" else self.mode
 
     @property
     def session_folder(self) -> Path:
@@ -119,7 +125,8 @@ def load_settings(**given: object) -> Settings:
     """The engine's settings.
 
     Raises:
-        InvalidRequest: a value that is not allowed, with where it comes from, the value and what is.
+        InvalidRequest: a value that is not allowed, with where it comes from, the value and what is; the mode "max"
+            where no fans can be held. Stored, that mode is taken: a file may be one for several machines.
     """
     return checked(Settings, given)
 
@@ -135,7 +142,11 @@ def checked(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
         raise InvalidRequest(f"no setting {sorted(unknown)[0]!r}; there is {known}", param=sorted(unknown)[0])
     given = {name: value for name, value in given.items() if value is not None}
     try:
+        if given.get("mode") == "max":
+            thermalforge.find()
         return kind(**given)
+    except FanError as error:
+        raise InvalidRequest(f"setting mode: 'max' cannot be had here: {error}", param="mode") from error
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

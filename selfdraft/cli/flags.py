@@ -123,12 +123,12 @@ class EngineFlags:
         ),
     ] = None
     mode: Annotated[
-        Literal["auto", "turbo", "sustained"] | None,
+        Literal["auto", "turbo", "sustained", "max"] | None,
         flag(
             "--mode",
             "How memory for a context is set aside: turbo, in few sizes that grow as needed; sustained, once, for all "
-            "that a request may need; auto: turbo for prompts of up to 32768 tokens. Default: $SELFDRAFT_MODE, else "
-            "auto.",
+            "that a request may need; auto: turbo for prompts of up to 32768 tokens; max: sustained, with a Mac's fans "
+            "at maximum meanwhile (needs ThermalForge). Default: $SELFDRAFT_MODE, else auto.",
             _ENGINE,
             "MODE",
         ),

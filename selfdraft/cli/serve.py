@@ -216,6 +216,8 @@ def serve_model(
             failure.append(error)
             server.stop()
             raise
+        if llm.max_mode is not None:
+            llm.max_mode.warn = logging.getLogger(__name__).warning
         if settings.ctx_size is not None:
             llm.limit_context(settings.ctx_size)
         if settings.max_depth is not None:

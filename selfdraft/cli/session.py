@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidRequest
+from ..errors import FanError, InvalidRequest
 from ..params import SamplingParams
 from ..results import Piece
 from ..source import REFERENCE
@@ -48,11 +48,25 @@ def open_model(engine: EngineFlags, trace: TraceFlags, settings: Settings | None
     if trace.verbose:
         logging.basicConfig(stream=sys.stderr, format="%(name)s: %(message)s")
         logging.getLogger("selfdraft").setLevel(logging.INFO)
+    _mend_fans()
     with loading_bar(engine.model) as bar:
         llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar)
     for note in llm.notes:
         say(note)
+    if llm.max_mode is not None:
+        llm.max_mode.warn = say
     return llm
+
+
+def _mend_fans() -> None:
+    """Have the fans given back that a crash left at maximum, if it took the watchdog, too."""
+    from ..fans.max_mode import mend, user_claims
+
+    try:
+        if mend(user_claims()):
+            say("the watchdog of the fans was killed: there is a new one")
+    except FanError as error:
+        say(f"fans may be at maximum since a crash: {error}")
 
 
 def model_id(name: str) -> str:

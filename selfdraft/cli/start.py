@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["StartFlags", "start"]
 
+_RESTART = "`selfdraft stop` it and start again"
+
 
 @dataclass(frozen=True, kw_only=True)
 class StartFlags:
-    """What to start: a flag for every field of `StartSettings`, and where the server listens."""
+    """What to start: a flag for every field of `StartSettings`, where the server listens, and the engine's mode."""
 
     model: Annotated[
         str | None,
@@ -60,6 +62,15 @@ class StartFlags:
     port: Annotated[
         int | None, flag("--port -p", "Port of the server. Default: 8000.", metavar="PORT", parser=whole)
     ] = None
+    mode: Annotated[
+        Literal["auto", "turbo", "sustained", "max"] | None,
+        flag(
+            "--mode",
+            "How memory for a context is set aside; see `selfdraft run --help`. max: sustained, with a Mac's fans at "
+            "maximum meanwhile (needs ThermalForge). Default: $SELFDRAFT_MODE, else auto.",
+            metavar="MODE",
+        ),
+    ] = None
 
     @property
     def choice(self) -> dict[str, str | None]:
@@ -84,13 +95,15 @@ def start(
     """
     from ..server.instance import find
 
-    settings = ServeFlags(host=flags.host, port=flags.port).settings(EngineFlags())
+    settings = ServeFlags(host=flags.host, port=flags.port).settings(EngineFlags(mode=flags.mode))
     choice = _choice(flags.choice, settings, setup=setup)
     if choice is None:
         return
-    engine = EngineFlags(model=choice.model)
+    engine = EngineFlags(model=choice.model, mode=flags.mode)
     running = find()
     if running is not None:
+        if flags.mode is not None:
+            say(f"--mode is for what is started now: the server that runs keeps its own; {_RESTART}")
         _attach(running, choice, settings)
     elif choice.surface == "browser":
         if choice.drafting == "off":
@@ -162,7 +175,7 @@ def _attach(running: Instance, choice: StartSettings, settings: ServerSettings) 
     dim(f"a server with {running.model} runs already at {running.url}: no second one is started")
     if choice.surface == "browser":
         if choice.drafting == "off":
-            say("it keeps its own drafting: set the depth on the page, or `selfdraft stop` it and start again")
+            say(f"it keeps its own drafting: set the depth on the page, or {_RESTART}")
         _show_when_ready(running.url).join()
         return
     _wait(running.url)

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..errors import SelfdraftError
 from ..models.base import Model
@@ -36,6 +36,9 @@ class Engine:
         mode: how large buffers of keys and values are made; see `modes.plan`.
         cycle: the stages to use; a `ProfiledCycle` times them.
         start: what `depth=auto` begins with.
+
+    Attributes:
+        on_rows: told True when a row joins, and False when there is none any more.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Engine:
         self.start_from(start)
         self.prefill_chunk = prefill_chunk
         self.mode = mode
+        self.on_rows: Callable[[bool], object] = lambda there_are: None
         self._prefill = Prefill(model, self.cycle, prefill_chunk)
         self._joining: deque[Row] = deque()
         self._running: list[Row] = []
@@ -122,6 +126,7 @@ class Engine:
             drafts=model.max_depth > 0 and params.depth != 0 and speaks,
         )
         self._joining.append(row)
+        self.on_rows(True)
         return row
 
     def cancel(self, row: Row) -> None:
@@ -224,3 +229,5 @@ class Engine:
                     row.request.session.release()
         self._running = [row for row in self._running if not row.done]
         self._joining = deque(row for row in self._joining if not row.done)
+        if not self.rows:
+            self.on_rows(False)

@@ -162,7 +162,7 @@ def _add_status(app: FastAPI, service: EngineService) -> None:
             return JSONResponse({"status": "stopping", **figures}, 503)
         if not service.ready:
             return JSONResponse({"status": "loading", **figures}, 503, {"Retry-After": "2"})
-        return JSONResponse({"status": "ok", **figures, "mode": service.llm.engine.mode})
+        return JSONResponse({"status": "ok", **figures, "mode": service.llm.mode})
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -190,6 +190,7 @@ class EngineService:
         self._thread.join(10)  # a model that is still being loaded is not waited for any longer
         if self.disk is not None:
             self.disk.close()
+        self._give_fans_back()
 
     @property
     def ready(self) -> bool:
@@ -374,6 +375,10 @@ class EngineService:
         with self._lock:
             self._admitted -= 1
 
+    def _give_fans_back(self) -> None:
+        if self._llm is not None and self._llm.max_mode is not None:
+            self._llm.max_mode.close()
+
     def _fail_all(self, error: BaseException) -> None:
         failed = SelfdraftError(f"the engine broke down ({type(error).__name__}: {error}); restart the server")
         with self._lock:
@@ -384,6 +389,7 @@ class EngineService:
         self._waiting = deque()
         with self._lock:
             self._admitted = 0
+        self._give_fans_back()
 
 
 def _put(ready: list[tuple[Ticket, Received]]) -> None:

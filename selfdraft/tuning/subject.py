@@ -80,5 +80,5 @@ def planted(shape: str, settings: Settings, acceptance: Sequence[float] = PUBLIS
         "planted_acceptance": list(acceptance),
     }
     prompts = [built.planted.greedy(token, _PROMPT_TOKENS) for token in begins]
-    engine = Engine(built.model, prefill_chunk=settings.prefill_chunk, mode=settings.mode)
+    engine = Engine(built.model, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode)
     return Subject(f"synthetic-{shape}", built.label, engine, prompts, described, built)

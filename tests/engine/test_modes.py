@@ -335,9 +335,9 @@ def test_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELFDRAFT_MODE", "sustained")
     assert load_settings().mode == "sustained"
     assert load_settings(mode="turbo").mode == "turbo"
-    with pytest.raises(InvalidRequest, match=r"mode \(SELFDRAFT_MODE\).*'auto', 'turbo' or 'sustained'.*'fast'"):
+    with pytest.raises(InvalidRequest, match=r"mode \(SELFDRAFT_MODE\).*'auto', 'turbo', 'sustained' or 'max'.*'fast'"):
         load_settings(mode="fast")
-    assert get_args(get_type_hints(Settings)["mode"]) == get_args(EngineMode)
+    assert get_args(get_type_hints(Settings)["mode"]) == (*get_args(EngineMode), "max")
 
 
 def test_a_server_names_its_mode_and_keeps_rows_within_its_memory() -> None:

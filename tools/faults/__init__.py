@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .disk import FAULTS as DISK
 from .engine import FAULTS as ENGINE
+from .fans import FAULTS as FANS
 from .fault import Fault
 from .hub import FAULTS as HUB
 from .kernels import FAULTS as KERNELS
@@ -15,4 +16,4 @@ from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING, *HUB]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING, *HUB, *FANS]
