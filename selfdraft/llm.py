@@ -27,6 +27,7 @@ from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
 from .sessions import PromptSession, SessionBank, Transcripts
 from .settings import Settings
+from .stamp import read_stamp
 from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
 
@@ -103,7 +104,13 @@ class LLM:
         if reason:
             notes.append(f"plain decoding: {reason}")
         always = tokenizer.special_ids.union(tokenizer.added.values())
-        loaded = draft_fewer(loaded, settings.draft_vocabulary, always)
+        stamp = read_stamp(folder)
+        size = settings.draft_vocabulary
+        if stamp:
+            size = size or stamp.draft_vocabulary
+            loaded.model.max_depth = stamp.limited(loaded.model.max_depth)
+            notes += stamp.notes
+        loaded = draft_fewer(loaded, size, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(

@@ -47,6 +47,20 @@ class Stamp:
     reasons: tuple[str, ...] = ()
     depth_limit: int | None = None
 
+    @property
+    def draft_vocabulary(self) -> int:
+        """See `Settings.draft_vocabulary`; that of the recipe."""
+        return int(self.recipe.get("draft_vocabulary", 0))
+
+    def limited(self, max_depth: int) -> int:
+        """Deepest draft, of a head that allows `max_depth`."""
+        return max_depth if self.depth_limit is None else min(max_depth, self.depth_limit)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines a user should read."""
+        return [f"`forge verify` said no: {'; '.join(self.reasons)}"] if self.verdict == "no" else []
+
 
 def read_stamp(folder: Path) -> Stamp | None:
     """The stamp of a model folder, if it has one.

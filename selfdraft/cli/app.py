@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from ..errors import SelfdraftError
-from . import bench, cache, chat, connect, control, inspect, models, pull, remove, run, serve, start, tune
+from . import bench, cache, chat, connect, control, forge, inspect, models, pull, remove, run, serve, start, tune
 from .max import app as max_app
 from .terminal import say
 
@@ -43,6 +43,7 @@ app.command("models")(models.models)
 app.command("remove")(remove.remove)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
+app.add_typer(forge.app, name="forge")
 app.add_typer(cache.app, name="cache")
 app.add_typer(max_app, name="max")
 

@@ -67,7 +67,7 @@ class Bar:
     """
 
     def __init__(
-        self, description: str, unit: Literal["bytes", "tokens"], *, shown: bool = True, at_once: bool = True
+        self, description: str, unit: Literal["bytes", "tokens", "answers"], *, shown: bool = True, at_once: bool = True
     ) -> None:
         self._description = description
         self._unit = unit
@@ -103,7 +103,7 @@ class Bar:
     def _count(self, done: int, total: int) -> str:
         if self._unit == "bytes":
             return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-        return f"{done:,} of {total:,} tokens"
+        return f"{done:,} of {total:,} {self._unit}"
 
     def _start(self) -> None:
         from rich import progress
