@@ -7,7 +7,7 @@ is taken for granted. The trunk's own answers are the text: what a head drafts i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,17 +15,14 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
-from mlx.utils import tree_flatten
 
-from ..engine import Engine, Request
 from ..files import write_atomically
 from ..llm import LLM
 from ..models.checkpoint import HEAD
-from ..params import SamplingParams
 from ..settings import load_settings
+from .acceptance import TEMPERATURE, Acceptance, answers, measure
 from .gptq import calibrated
-from .inputs import Grams, recorded
+from .inputs import Inputs, recorded
 from .plan import HEAD_FILE, Plan
 from .recipe import Recipe
 from .tensor_file import Entry, TensorWriter, bytes_of
@@ -35,8 +32,9 @@ __all__ = ["HeadOutcome", "make_head"]
 
 BITS = 4
 DEPTH = 4  # deepest draft that is measured
-TOKENS = 96  # of an answer
-WITHIN = 0.02  # tokens a cycle, as a share, that fewer bits may cost in "auto"
+TOKENS = 96  # a prompt
+
+DENSE, NAIVE, CALIBRATED = "dense", "4bit-naive", "4bit"
 
 Progress = Callable[[str, int, int], None]
 Stored = dict[str, mx.array]
@@ -51,25 +49,33 @@ class HeadOutcome:
 
     Attributes:
         kept: "dense", "4bit" or "4bit-naive".
-        acceptance: way to store it -> share of drafts accepted at depth 1, 2, ..., given those before, greedily.
-        tokens_per_cycle: likewise.
+        acceptance: what was measured, by way to store it.
         nbytes: likewise, of the head's tensors.
+        texts: how many were measured on.
     """
 
     kept: str
-    acceptance: dict[str, list[float]]
-    tokens_per_cycle: dict[str, float]
-    nbytes: dict[str, int]
+    acceptance: Mapping[str, Acceptance]
+    nbytes: Mapping[str, int]
+    texts: int
+
+    def over_calibrated(self, way: str) -> tuple[float, float]:
+        """How many more tokens a cycle has than with the calibrated head, and the standard error of that."""
+        return self.acceptance[way].over(self.acceptance[CALIBRATED])
 
     def describe(self) -> dict[str, Any]:
         """For `selfdraft.json`."""
-        return {
-            "kept": self.kept,
-            "acceptance": {name: [round(rate, 4) for rate in rates] for name, rates in self.acceptance.items()},
-            "tokens_per_cycle": {name: round(tokens, 3) for name, tokens in self.tokens_per_cycle.items()},
-            "bytes": self.nbytes,
-            "measured_on": f"{len(HELD_OUT)} prompts x {TOKENS} tokens, greedy; calibrated on {len(CALIBRATION)}",
-        }
+        ways = {}
+        for way, found in self.acceptance.items():
+            more, error = self.over_calibrated(way)
+            ways[way] = {
+                "acceptance": [round(rate, 4) for rate in found.by_depth],
+                "tokens_per_cycle": round(found.tokens_per_cycle, 3),
+                "over_calibrated": {"tokens_per_cycle": round(more, 3), "standard_error": round(error, 3)},
+                "bytes": self.nbytes[way],
+            }
+        on = f"{self.texts} answers of the trunk at temperature {TEMPERATURE}, every position of each"
+        return {"kept": self.kept, "ways": ways, "measured_on": f"{on}; calibrated on {len(CALIBRATION)} others"}
 
 
 def make_head(work: Path, wanted: Plan, recipe: Recipe, progress: Progress) -> HeadOutcome | None:
@@ -81,116 +87,88 @@ def make_head(work: Path, wanted: Plan, recipe: Recipe, progress: Progress) -> H
     Returns:
         None if the recipe wants it dense, which needs no measuring, or there are no layers to quantise.
     """
-    if recipe.head == "dense":
+    if recipe.head == DENSE:
         return None
-    llm = LLM.open(work.name, work, load_settings(session_cache_max_bytes=0))
-    head = _head_of(llm)
-    layers = _quantisable(head, recipe.group_size)
+    llm = LLM.open(
+        work.name, work, load_settings(session_cache_max_bytes=0, draft_vocabulary=recipe.draft_vocabulary)
+    )
+    model: Any = llm.loaded.model
+    layers = _quantisable(model.mtp, recipe.group_size)
     if not layers:
         return None
-    with recorded(head, lambda path: path in layers) as grams:
-        _decode(llm, CALIBRATION, 0.7, lambda done: progress("calibration", done, len(CALIBRATION)))
-    dense = _tensors(head)
+    depth = min(llm.max_depth, DEPTH)
+    told = partial(progress, "calibration", total=TOKENS * len(CALIBRATION))
+    with recorded(model.mtp, layers.__contains__) as seen:
+        answers(llm, CALIBRATION, tokens=TOKENS, depth=depth, tell=told)
+    stored = mx.load(str(work / HEAD_FILE))
+    assert isinstance(stored, dict)
     ways = {
-        "dense": dense,
-        "4bit-naive": _quantised(head, layers, recipe, None),
-        "4bit": _quantised(head, layers, recipe, grams),
+        DENSE: stored,
+        NAIVE: _quantised(stored, layers, recipe, {}),
+        CALIBRATED: _quantised(stored, layers, recipe, seen),
     }
-    acceptance, per_cycle = {}, {}
-    for number, (name, tensors) in enumerate(ways.items()):
-        _put_in(head, tensors, layers, recipe)
-        start = number * len(HELD_OUT)
-        tell = partial(_tell, progress, start)
-        acceptance[name], per_cycle[name] = _decode(llm, HELD_OUT, 0, tell)
-    kept = recipe.head if recipe.head != "auto" else _best(per_cycle)
-    _write(work, wanted, ways[kept])
-    return HeadOutcome(kept, acceptance, per_cycle, {name: _nbytes(tensors) for name, tensors in ways.items()})
+    heads = {way: _head(llm, tensors, recipe.group_size) for way, tensors in ways.items()}
+    told = partial(progress, "held-out texts", total=TOKENS * len(HELD_OUT))
+    texts = answers(llm, HELD_OUT, tokens=TOKENS, depth=depth, tell=told)
+    acceptance = measure(model, heads, texts, depth=depth, tell=partial(progress, "acceptance", total=len(texts)))
+    kept = _best(acceptance) if recipe.head == "auto" else recipe.head
+    if kept != DENSE:
+        _write(work, ways[kept])
+    nbytes = {way: sum(tensor.nbytes for tensor in tensors.values()) for way, tensors in ways.items()}
+    return HeadOutcome(kept, acceptance, nbytes, len(texts))
 
 
-def _tell(progress: Progress, start: int, done: int) -> None:
-    progress("acceptance", start + done, 3 * len(HELD_OUT))
-
-
-def _best(per_cycle: dict[str, float]) -> str:
-    """The calibrated codes unless they draft clearly worse: fewer bytes are read at every draft."""
-    return "4bit" if per_cycle["4bit"] >= (1 - WITHIN) * per_cycle["dense"] else "dense"
-
-
-def _head_of(llm: LLM) -> nn.Module:
-    model: Any = llm.loaded.model
-    head: nn.Module = model.mtp
-    return head
+def _best(acceptance: Mapping[str, Acceptance]) -> str:
+    """The calibrated codes, unless other tensors draft better by more than the error: then the best."""
+    calibrated = acceptance[CALIBRATED]
+    better = {way: found.over(calibrated) for way, found in acceptance.items() if way != CALIBRATED}
+    clearly = {way: more for way, (more, error) in better.items() if more > error}
+    return max(clearly, key=lambda way: clearly[way], default=CALIBRATED)
 
 
 def _quantisable(head: nn.Module, group_size: int) -> list[str]:
-    found = []
-    for path, layer in head.named_modules():
-        if hasattr(layer, "to_quantized") and not path.endswith(_STAYS) and layer.weight.shape[-1] % group_size == 0:
-            found.append(path)
-    return found
+    return [
+        path
+        for path, layer in head.named_modules()
+        if hasattr(layer, "to_quantized") and not path.endswith(_STAYS) and layer.weight.shape[-1] % group_size == 0
+    ]
 
 
-def _tensors(head: nn.Module) -> Stored:
-    return {f"{HEAD}{name}": tensor for name, tensor in dict(tree_flatten(head.parameters())).items()}
-
-
-def _quantised(head: nn.Module, layers: Sequence[str], recipe: Recipe, grams: Grams | None) -> Stored:
-    """The head's tensors with some layers in codes: rounded, or calibrated by what they were fed."""
+def _quantised(stored: Stored, layers: list[str], recipe: Recipe, seen: Mapping[str, Inputs]) -> Stored:
+    """A head's tensors with some layers in codes: calibrated where it is known what they were fed, else rounded."""
     dtype = getattr(mx, recipe.dtype)
-    found = _tensors(head)
+    found = dict(stored)
     for path in layers:
-        weight = found[f"{HEAD}{path}.weight"]
-        if grams is None or path not in grams:
-            codes, scales, biases = mx.quantize(weight.astype(dtype), group_size=recipe.group_size, bits=BITS)
+        weight = stored[f"{HEAD}{path}.weight"]
+        form: Any = {"bits": BITS, "group_size": recipe.group_size}
+        if path in seen:
+            made = calibrated(weight, seen[path], dtype=dtype, **form)
         else:
-            settings: dict[str, Any] = {"bits": BITS, "group_size": recipe.group_size, "dtype": dtype}
-            codes, scales, biases = calibrated(weight, grams[path], **settings)
-        found |= {f"{HEAD}{path}.weight": codes, f"{HEAD}{path}.scales": scales, f"{HEAD}{path}.biases": biases}
+            made = mx.quantize(weight.astype(dtype), **form)
+        found |= zip((f"{HEAD}{path}.{part}" for part in ("weight", "scales", "biases")), made, strict=True)
     mx.eval(found)
     return found
 
 
-def _put_in(head: nn.Module, tensors: Stored, layers: Sequence[str], recipe: Recipe) -> None:
-    """Let the head compute with such tensors; those that were dense stay so."""
-    coded = {path for path in layers if f"{HEAD}{path}.scales" in tensors}
-    if coded:
-        plain = {
-            path: layer for path, layer in head.named_modules() if path in coded and hasattr(layer, "to_quantized")
-        }
-        if plain:
-            nn.quantize(head, group_size=recipe.group_size, bits=BITS, class_predicate=lambda path, _: path in plain)
-    head.load_weights([(name.removeprefix(HEAD), tensor) for name, tensor in tensors.items()])
-    mx.eval(head.parameters())
-
-
-def _decode(
-    llm: LLM, texts: Sequence[str], temperature: float, tell: Callable[[int], None]
-) -> tuple[list[float], float]:
-    """Answer prompts. Returns acceptance by depth, and tokens a cycle."""
-    depth = min(llm.max_depth, DEPTH)
-    asked = SamplingParams(depth=depth, max_tokens=TOKENS, temperature=temperature, seed=1, ignore_eos=True).resolved(
-        {}
+def _head(llm: LLM, tensors: Stored, group_size: int) -> nn.Module:
+    """A head that computes with such tensors, as it would be loaded."""
+    whole: Any = llm.checkpoint.architecture.build(llm.checkpoint.text_config, True)
+    head: nn.Module = whole.mtp
+    coded = {name.removeprefix(HEAD).removesuffix(".scales") for name in tensors if name.endswith(".scales")}
+    nn.quantize(head, group_size=group_size, bits=BITS, class_predicate=lambda path, _: path in coded)
+    dtype = llm.loaded.dtype
+    head.load_weights(
+        [
+            (name.removeprefix(HEAD), tensor.astype(dtype) if mx.issubdtype(tensor.dtype, mx.floating) else tensor)
+            for name, tensor in tensors.items()
+        ]
     )
-    engine = Engine(llm.loaded.model)
-    tried, accepted, tokens, cycles = np.zeros(depth), np.zeros(depth), 0, 0
-    for done, text in enumerate(texts, start=1):
-        row = engine.add(Request(llm.tokens(text, raw=llm.template is None), asked))
-        for _ in engine.run(row):
-            pass
-        counts = row.statistics
-        tried[: len(counts.tried)] += counts.tried
-        accepted[: len(counts.accepted)] += counts.accepted
-        cycles += counts.cycles
-        tokens += sum(counts.emitted.values()) - counts.emitted["prefill"]
-        tell(done)
-    return (accepted / np.maximum(tried, 1)).tolist(), tokens / max(cycles, 1)
+    head.eval()
+    mx.eval(head.parameters())
+    return head
 
 
-def _nbytes(tensors: Stored) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def _write(work: Path, wanted: Plan, tensors: Stored) -> None:
+def _write(work: Path, tensors: Stored) -> None:
     """Replace the head's file, and what the index says of it."""
     entries = [Entry.like(name, tensor.dtype, tensor.shape) for name, tensor in sorted(tensors.items())]
     with TensorWriter(work / HEAD_FILE, entries, {"format": "mlx"}) as file:
