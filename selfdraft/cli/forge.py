@@ -20,10 +20,13 @@ from .terminal import Bar, dim, say
 
 if TYPE_CHECKING:
     from ..forge.build import Built
+    from ..forge.head import HeadOutcome
     from ..forge.recipe import Recipe
     from ..stamp import Stamp
 
 __all__ = ["app"]
+
+_UNITS: dict[str, Literal["bytes", "tokens", "answers"]] = {"weights": "bytes", "acceptance": "answers"}
 
 app = typer.Typer(help="Make a package of a checkpoint: quantised, its head calibrated, measured here.")
 
@@ -219,18 +222,18 @@ def _show_built(built: Built) -> None:
         rows.append(("head", f"{built.head.kept} is kept"))
     show_rows(rows)
     if built.head:
-        show_table(
-            ("head", "size", "tokens a cycle", "accepted at depth 1, 2, ..."),
-            [
-                (
-                    way,
-                    gigabytes(built.head.nbytes[way]),
-                    f"{built.head.tokens_per_cycle[way]:.2f}",
-                    " ".join(f"{rate:.1%}" for rate in rates),
-                )
-                for way, rates in built.head.acceptance.items()
-            ],
-        )
+        show_table(("head", "size", "tokens a cycle", "over calibrated", "accepted at depth 1, 2, ..."), _ways(built.head))
+
+
+def _ways(head: HeadOutcome) -> list[tuple[str, ...]]:
+    """What was measured of each way to store a head."""
+    rows = []
+    for way, found in head.acceptance.items():
+        more, error = head.over_calibrated(way)
+        over = "" if way == "4bit" else f"{more:+.3f} (error {error:.3f})"
+        shares = " ".join(f"{rate:.1%}" for rate in found.by_depth)
+        rows.append((way, gigabytes(head.nbytes[way]), f"{found.tokens_per_cycle:.2f}", over, shares))
+    return rows
 
 
 @app.command("verify")
@@ -340,7 +343,7 @@ def _bars(name: str) -> Iterator[Any]:
         if what not in bars:
             for bar in bars.values():
                 bar.stop()
-            bars[what] = Bar(f"{name}: {what}", "bytes" if what == "weights" else "answers")
+            bars[what] = Bar(f"{name}: {what}", _UNITS.get(what, "tokens"))
             bars[what].__enter__()
         bars[what](done, total)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ __all__ = ["HeadOutcome", "make_head"]
 BITS = 4
 DEPTH = 4  # deepest draft that is measured
 TOKENS = 96  # a prompt
+WITHIN = 0.02  # of the tokens of a cycle: what codes may cost, since fewer bytes are read at every draft
 
 DENSE, NAIVE, CALIBRATED = "dense", "4bit-naive", "4bit"
 
@@ -89,15 +89,13 @@ def make_head(work: Path, wanted: Plan, recipe: Recipe, progress: Progress) -> H
     """
     if recipe.head == DENSE:
         return None
-    llm = LLM.open(
-        work.name, work, load_settings(session_cache_max_bytes=0, draft_vocabulary=recipe.draft_vocabulary)
-    )
+    llm = LLM.open(work.name, work, load_settings(session_cache_max_bytes=0, draft_vocabulary=recipe.draft_vocabulary))
     model: Any = llm.loaded.model
     layers = _quantisable(model.mtp, recipe.group_size)
     if not layers:
         return None
     depth = min(llm.max_depth, DEPTH)
-    told = partial(progress, "calibration", total=TOKENS * len(CALIBRATION))
+    told = _telling(progress, "calibration", TOKENS * len(CALIBRATION))
     with recorded(model.mtp, layers.__contains__) as seen:
         answers(llm, CALIBRATION, tokens=TOKENS, depth=depth, tell=told)
     stored = mx.load(str(work / HEAD_FILE))
@@ -108,9 +106,9 @@ def make_head(work: Path, wanted: Plan, recipe: Recipe, progress: Progress) -> H
         CALIBRATED: _quantised(stored, layers, recipe, seen),
     }
     heads = {way: _head(llm, tensors, recipe.group_size) for way, tensors in ways.items()}
-    told = partial(progress, "held-out texts", total=TOKENS * len(HELD_OUT))
+    told = _telling(progress, "held-out texts", TOKENS * len(HELD_OUT))
     texts = answers(llm, HELD_OUT, tokens=TOKENS, depth=depth, tell=told)
-    acceptance = measure(model, heads, texts, depth=depth, tell=partial(progress, "acceptance", total=len(texts)))
+    acceptance = measure(model, heads, texts, depth=depth, tell=_telling(progress, "acceptance", len(texts)))
     kept = _best(acceptance) if recipe.head == "auto" else recipe.head
     if kept != DENSE:
         _write(work, ways[kept])
@@ -118,12 +116,19 @@ def make_head(work: Path, wanted: Plan, recipe: Recipe, progress: Progress) -> H
     return HeadOutcome(kept, acceptance, nbytes, len(texts))
 
 
+def _telling(progress: Progress, what: str, total: int) -> Callable[[int], None]:
+    return lambda done: progress(what, done, total)
+
+
 def _best(acceptance: Mapping[str, Acceptance]) -> str:
-    """The calibrated codes, unless other tensors draft better by more than the error: then the best."""
+    """The calibrated codes, unless other tensors draft clearly better: then those that draft best."""
     calibrated = acceptance[CALIBRATED]
-    better = {way: found.over(calibrated) for way, found in acceptance.items() if way != CALIBRATED}
-    clearly = {way: more for way, (more, error) in better.items() if more > error}
-    return max(clearly, key=lambda way: clearly[way], default=CALIBRATED)
+    clearly = {}
+    for way, found in acceptance.items():
+        more, error = found.over(calibrated)
+        if more > max(error, WITHIN * calibrated.tokens_per_cycle):
+            clearly[way] = more
+    return max(clearly, key=clearly.__getitem__, default=CALIBRATED)
 
 
 def _quantisable(head: nn.Module, group_size: int) -> list[str]:

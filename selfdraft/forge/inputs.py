@@ -92,7 +92,7 @@ class _Recorded(nn.Module):
     """A layer that shows what it is fed."""
 
     def __init__(self, layer: nn.Module, inputs: Inputs) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
         self.layer = layer
         self._inputs = inputs
 
