@@ -96,7 +96,7 @@ class LLM:
         cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
     ) -> LLM:
         """Load the model in a folder; see `selfdraft.load`, which finds it by name."""
-        checkpoint = classify(folder)
+        checkpoint, stamp = classify(folder), read_stamp(folder)
         tokenizer = Tokenizer.from_folder(folder)
         dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised)
         loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
@@ -104,7 +104,6 @@ class LLM:
         if reason:
             notes.append(f"plain decoding: {reason}")
         always = tokenizer.special_ids.union(tokenizer.added.values())
-        stamp = read_stamp(folder)
         size = settings.draft_vocabulary
         if stamp:
             size = size or stamp.draft_vocabulary

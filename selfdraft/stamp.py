@@ -32,10 +32,11 @@ class Stamp:
     Attributes:
         recipe, source: how and from what it was made.
         head: what became of the head, with acceptance by depth for each way to store it.
-        files: digests of all others, once it is verified.
+        files: SHA-256 of all others by name, once it is verified.
         evidence: what was measured, where, and with which versions.
         verdict: "yes" if it is worth running with drafts here, "no" with `reasons`; "" before it is verified.
-        depth_limit: deepest draft that paid where it was verified; None for what the head allows.
+        depth_limit: deepest draft that paid where it was verified, if a deeper one did not; None for what the head
+            allows.
     """
 
     recipe: dict[str, Any]
@@ -50,7 +51,8 @@ class Stamp:
     @property
     def draft_vocabulary(self) -> int:
         """See `Settings.draft_vocabulary`; that of the recipe."""
-        return int(self.recipe.get("draft_vocabulary", 0))
+        size: int = self.recipe.get("draft_vocabulary", 0)
+        return size
 
     def limited(self, max_depth: int) -> int:
         """Deepest draft, of a head that allows `max_depth`."""
@@ -65,40 +67,62 @@ class Stamp:
 def read_stamp(folder: Path) -> Stamp | None:
     """The stamp of a model folder, if it has one.
 
+    Whether files are still those that were verified is not asked: that takes reading them all. `forge verify` and
+    `forge publish` do; what a stamp limits here is speed, not what is decoded.
+
     Raises:
-        CheckpointError: there is one that cannot be read.
+        CheckpointError: there is one that cannot be read, or holds what none holds.
     """
     path = folder / STAMP
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("schema_version") != SCHEMA_VERSION:
-            raise ValueError("it is of another version of Selfdraft")
-        stamp = Stamp(**{**content, "reasons": tuple(content.get("reasons", ()))})
-        _check(stamp)
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds {type(content).__name__}, not an object")
+        if (version := content.pop("schema_version", None)) != SCHEMA_VERSION:
+            raise ValueError(f"its schema_version is {version!r}, not {SCHEMA_VERSION}")
+        return _checked(content)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: cannot be read ({error}); run `selfdraft forge verify` again, or delete it"
+            f"{path}: cannot be read ({error}); delete it, and `selfdraft forge verify` writes it anew"
         ) from error
-    return stamp
 
 
-def _check(stamp: Stamp) -> None:
-    kinds: Mapping[str, type] = {
-        "recipe": dict,
-        "source": str,
-        "head": dict,
-        "files": dict,
-        "evidence": dict,
-        "verdict": str,
-    }
-    for name, kind in kinds.items():
-        if not isinstance(getattr(stamp, name), kind):
-            raise ValueError(f"{name} is {getattr(stamp, name)!r}")
-    limit = stamp.depth_limit
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        raise ValueError(f"depth_limit is {limit!r}")
+_FIELDS: Mapping[str, type] = {
+    "recipe": dict,
+    "source": str,
+    "head": dict,
+    "files": dict,
+    "evidence": dict,
+    "verdict": str,
+    "reasons": list,
+    "depth_limit": int,
+}
+
+
+def _checked(content: dict[str, Any]) -> Stamp:
+    """Raises ValueError for what no stamp holds."""
+    for name in ("recipe", "source"):
+        if name not in content:
+            raise ValueError(f"it lacks {name!r}")
+    for name, value in content.items():
+        kind = _FIELDS.get(name)
+        if kind is None:
+            raise ValueError(f"it has {name!r}, which no stamp has")
+        if (name, value) != ("depth_limit", None) and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise ValueError(f"{name} is {value!r}")
+    reasons = content.get("reasons", [])
+    if not all(isinstance(reason, str) for reason in reasons):
+        raise ValueError(f"reasons is {reasons!r}")
+    if (verdict := content.get("verdict", "")) not in ("", "yes", "no"):
+        raise ValueError(f"verdict is {verdict!r}, not 'yes' or 'no'")
+    if (limit := content.get("depth_limit")) is not None and limit < 0:
+        raise ValueError(f"depth_limit is {limit}")
+    few = content["recipe"].get("draft_vocabulary", 0)
+    if not isinstance(few, int) or isinstance(few, bool) or few < 0:
+        raise ValueError(f"draft_vocabulary is {few!r}")
+    return Stamp(**{**content, "reasons": tuple(reasons)})
 
 
 def write_stamp(folder: Path, stamp: Stamp) -> None:
@@ -128,7 +152,12 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def changed_files(folder: Path, stamp: Stamp) -> list[str]:
-    """Names of files that are not what was verified: changed, missing or new."""
-    now = digests(folder)
+def changed_files(now: Mapping[str, str], stamp: Stamp) -> list[str]:
+    """Names of files that are not what was verified: changed, missing or new. None if nothing was.
+
+    Args:
+        now: `digests` of the folder.
+    """
+    if not stamp.files:
+        return []
     return sorted(name for name in now.keys() | stamp.files.keys() if now.get(name) != stamp.files.get(name))

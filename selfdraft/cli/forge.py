@@ -34,7 +34,10 @@ Source = Annotated[
     str,
     typer.Argument(metavar="SOURCE", help="A local folder or a Hugging Face id, or 'reference'.", show_default=False),
 ]
-Package = Annotated[Path, typer.Argument(metavar="FOLDER", help="A package, or any model folder.", show_default=False)]
+Package = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Of a package that `forge build` made.", show_default=False)
+]
+Verified = Annotated[Path, typer.Argument(metavar="FOLDER", help="A package, or any model folder.", show_default=False)]
 AsJson = Annotated[bool, flag("--json", "Print one JSON object, with a schema_version. Default: off.")]
 
 
@@ -222,12 +225,14 @@ def _show_built(built: Built) -> None:
         rows.append(("head", f"{built.head.kept} is kept"))
     show_rows(rows)
     if built.head:
-        show_table(("head", "size", "tokens a cycle", "over calibrated", "accepted at depth 1, 2, ..."), _ways(built.head))
+        show_table(
+            ("head", "size", "tokens a cycle", "over calibrated", "accepted at depth 1, 2, ..."), _ways(built.head)
+        )
 
 
 def _ways(head: HeadOutcome) -> list[tuple[str, ...]]:
     """What was measured of each way to store a head."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for way, found in head.acceptance.items():
         more, error = head.over_calibrated(way)
         over = "" if way == "4bit" else f"{more:+.3f} (error {error:.3f})"
@@ -239,7 +244,7 @@ def _ways(head: HeadOutcome) -> list[tuple[str, ...]]:
 @app.command("verify")
 @command
 def verify(
-    folder: Package,
+    folder: Verified,
     *,
     no_speed: Annotated[
         bool, flag("--no-speed", "Do not measure how fast each depth is, which takes minutes. Default: off.")
@@ -256,7 +261,7 @@ def verify(
     _choose_blas()
     from ..forge.verify import verify as measure
 
-    stamp = measure(_found(str(folder)), speed=not no_speed, tell=dim)
+    stamp = measure(_package(folder), speed=not no_speed, tell=dim)
     if as_json:
         print(json.dumps({"schema_version": 1, "folder": str(folder), **_stamped(stamp)}))
     else:
@@ -274,15 +279,22 @@ def _show_stamp(stamp: Stamp) -> None:
     found = stamp.evidence
     rows = [("verdict", stamp.verdict), *(("because", reason) for reason in stamp.reasons)]
     rows.append(("finite", "all weights" if found["finite"] else "NO"))
-    for wiring, share in found.get("wiring", {}).items():
-        rows.append(("wiring", f"{share:.1%} of its trunk's own tokens, {wiring}"))
     if exact := found.get("exactness"):
         equal = ", ".join(f"{count} at depth {depth}" for depth, count in exact["equal_by_depth"].items())
         rows.append(("exactness", f"of {exact['prompts']} greedy answers, equal to plain decoding: {equal}"))
         apart = ", ".join(f"{width} tokens {difference:.2g}" for width, difference in exact["rows"].items())
         rows.append(("row parity", f"largest difference of logits to single tokens: {apart}"))
-    if "speed" in found:
-        rows.append(("speed", found["speed"]["verdict"]))
+        if exact["largest_gap"] is not None:
+            gap = f"between logits at most {exact['largest_gap']:.2g} apart, rounding explains {exact['rounding']:.2g}"
+            rows.append(("parted", gap))
+    for wiring, share in found.get("wiring", {}).items():
+        rows.append(("wiring", f"{share:.1%} of its trunk's own tokens, {wiring}"))
+    for candidate in found.get("speed", {}).get("candidates", ()):
+        what = f"at depth {candidate['depth']}" if candidate["depth"] else "decoding plainly"
+        rate = candidate["tokens_per_second"]["median"]
+        rows.append(("speed", f"{rate:.1f} tokens a second {what}, {candidate['ratio']:.2f} of plain decoding"))
+    if "speed" not in found:
+        rows.append(("speed", "not measured"))
     if stamp.depth_limit is not None:
         rows.append(("depth limit", str(stamp.depth_limit)))
     show_rows(rows)
@@ -306,7 +318,7 @@ def publish(
     """
     from ..forge.publish import publish as show
 
-    done = show(_found(str(folder)), repository, private=not public, dry_run=dry_run)
+    done = show(_package(folder), repository, private=not public, dry_run=dry_run)
     report = {
         "schema_version": 1,
         "repository": done.repository,
@@ -332,6 +344,13 @@ def _found(name: str) -> Path:
     from ..source import find_model
 
     return find_model(name)
+
+
+def _package(folder: Path) -> Path:
+    """A folder to write into; names that stand for one elsewhere are none."""
+    if not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is no folder; give that of the package", param_hint="FOLDER")
+    return folder
 
 
 @contextmanager

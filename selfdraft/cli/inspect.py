@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..models.checkpoint import Checkpoint
     from ..settings import Settings
+    from ..stamp import Stamp
 
 __all__ = ["REPORT_VERSION", "depth_limit", "inspect"]
 
@@ -63,17 +64,21 @@ def inspect(
 
 def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
     """Everything there is to say, as `--json` prints it."""
+    from ..stamp import read_stamp
     from ..text import ChatTemplate
 
     head, config = checkpoint.head, checkpoint.text_config
     template = ChatTemplate.from_folder(checkpoint.folder)
-    built = _built(checkpoint)
+    built, stamp = _built(checkpoint), read_stamp(checkpoint.folder)
+    if stamp:
+        built["max_depth"] = stamp.limited(built["max_depth"])
     depth, reason, probed = _what_runs(name, checkpoint, settings, built["max_depth"])
     return {
         "schema_version": REPORT_VERSION,
         "model": name,
         "folder": str(checkpoint.folder),
         "model_type": checkpoint.model_type,
+        "verified": checkpoint.architecture.verified,
         "layers": config["num_hidden_layers"],
         "layer_types": dict(Counter(config.get("layer_types") or ())),
         "hidden_size": config["hidden_size"],
@@ -95,15 +100,34 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
         "sampling_defaults": SamplingParams.defaults_from_generation_config(checkpoint.generation_config),
         "chat_template": template is not None,
         "thinking": template is not None and "enable_thinking" in template.variables,
-        "notes": checkpoint.notes,
+        "stamp": _stamped(stamp) if stamp else None,
+        "notes": [*checkpoint.notes, *(stamp.notes if stamp else ())],
         "device": _device(checkpoint, settings),
         "runs": f"plain decoding: {reason}" if reason else f"self-speculative decoding, depth auto (up to {depth})",
     }
 
 
+def _stamped(stamp: Stamp) -> dict[str, Any]:
+    """What selfdraft.json says, without digests and figures."""
+    return {
+        "source": stamp.source,
+        "recipe": stamp.recipe,
+        "head": stamp.head.get("kept"),
+        "verdict": stamp.verdict,
+        "reasons": list(stamp.reasons),
+        "verified": stamp.evidence.get("when"),
+        "depth_limit": stamp.depth_limit,
+    }
+
+
 def depth_limit(checkpoint: Checkpoint) -> int:
-    """The deepest draft that a checkpoint allows, by its own head; 0 without one that can be used."""
-    return 0 if checkpoint.head.reason else int(_built(checkpoint)["max_depth"])
+    """The deepest draft that a checkpoint allows, by its head and its stamp; 0 without a head that can be used."""
+    from ..stamp import read_stamp
+
+    if checkpoint.head.reason:
+        return 0
+    stamp, depth = read_stamp(checkpoint.folder), int(_built(checkpoint)["max_depth"])
+    return stamp.limited(depth) if stamp else depth
 
 
 def _built(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -160,8 +184,9 @@ def _what_runs(name: str, checkpoint: Checkpoint, settings: Settings, depth: int
 
     with loading_bar(name) as bar:
         llm = LLM.open(name, checkpoint.folder, settings, progress=bar)
-    verdict = [note for note in llm.notes if note not in checkpoint.notes]
-    return llm.max_depth, " ".join(verdict).removeprefix("plain decoding: "), True
+    why = "plain decoding: "
+    reasons = [note.removeprefix(why) for note in llm.notes if note.startswith(why)]
+    return llm.max_depth, " ".join(reasons), True
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -179,6 +204,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", report["model"]),
         ("folder", report["folder"]),
         ("type", report["model_type"]),
+        ("family", report["verified"] or "nothing independent to compare it with"),
         ("layers", f"{report['layers']} ({kinds})" if kinds else str(report["layers"])),
         ("hidden size", f"{report['hidden_size']:,}"),
         ("vocabulary", f"{report['vocabulary']:,} tokens"),
@@ -190,7 +216,18 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("depth limit", str(report["max_depth"])),
         ("sampling", defaults or "no defaults of its own"),
         ("chat template", f"yes{thinking}" if report["chat_template"] else "none: prompts need --raw"),
+        *_stamp_rows(report["stamp"]),
         *(("note", note) for note in report["notes"]),
         ("will run", report["runs"]),
         ("will run on", f"{device['device']} in {device['dtype']}, BLAS: {device['blas']}"),
     ]
+
+
+def _stamp_rows(stamp: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if stamp is None:
+        return []
+    recipe = stamp["recipe"]
+    made = f"{recipe.get('bits')} bits, group {recipe.get('group_size')}" if recipe else "not by `forge build`"
+    head = f", head {stamp['head']}" if stamp["head"] else ""
+    verdict = f"{stamp['verdict']}, {stamp['verified']}" if stamp["verdict"] else "not verified"
+    return [("made", f"{made} of {stamp['source']}{head}"), ("verified", verdict)]

@@ -62,6 +62,7 @@ def test_the_reference_model(report: Callable[..., dict[str, Any]], light: Comma
         "model": "reference",
         "folder": str(folder),
         "model_type": "qwen3_5_text",
+        "verified": body["verified"],
         "layers": config["num_hidden_layers"],
         "layer_types": {"linear_attention": 6, "full_attention": 2},
         "hidden_size": config["hidden_size"],
@@ -77,6 +78,7 @@ def test_the_reference_model(report: Callable[..., dict[str, Any]], light: Comma
         "sampling_defaults": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
         "chat_template": True,
         "thinking": True,
+        "stamp": None,
         "notes": [],
         "device": {name: llm.describe()[name] for name in ("device", "blas", "dtype")},  # what a load comes to
         "runs": "self-speculative decoding, depth auto (up to 8)",

@@ -56,7 +56,7 @@ def test_serves_unseen_inputs_better_than_rounding(bits: int, group_size: int) -
 
 
 def test_computes_as_its_codes_say() -> None:
-    """What is packed is what was rounded: quantised products of these arrays are those of the weights they stand for."""
+    """Quantised products of these arrays are those of the weights they stand for."""
     weight, x = weight_of(), mx.array(correlated(5).astype(np.float32))
     stored = calibrated(weight, seen_of(correlated(4000)), bits=4, group_size=64, dtype=mx.float32)
     product = mx.quantized_matmul(x, *stored, transpose=True, bits=4, group_size=64)
