@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,7 +13,11 @@ from selfdraft.engine import Engine, Request
 from selfdraft.engine.accept import TOKENWISE
 from selfdraft.forge import acceptance
 from selfdraft.forge.acceptance import TEMPERATURE, Acceptance, Text, measure
+from selfdraft.models.checkpoint import classify
+from selfdraft.models.loader import build_model
 from selfdraft.params import SamplingParams
+from tests.models.test_families import write_checkpoint
+from tests.reference.families import FAMILIES
 from tests.support.nano import SPARSE, nano_model, well_drafted_model
 
 DEPTH = 3
@@ -51,6 +56,15 @@ def test_is_what_every_position_alone_gives(fields: dict[str, Any]) -> None:
     assert np.allclose(found.by_depth, kept.sum(axis=0) / made.sum(axis=0), rtol=1e-4)
     assert found.positions.tolist() == [5]
     assert np.isclose(found.tokens_per_cycle, 1 + kept.sum(axis=1).mean(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_so_it_is_in_every_family(name: str, tmp_path: Path) -> None:
+    model: Any = build_model(classify(write_checkpoint(FAMILIES[name], tmp_path)), with_head=True).model
+    text = Text((3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5), begin=4)
+    alone = np.array([chances(model, text.ids, newest) for newest in range(4, 9)])
+    found = measure(model, {"own": model.mtp}, [text], depth=DEPTH)["own"]
+    assert np.isclose(found.tokens_per_cycle, 1 + (alone[:, :, 0] * alone[:, :, 1]).sum(axis=1).mean(), rtol=1e-3)
 
 
 def test_is_what_an_engine_accepts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -10,11 +11,15 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from selfdraft.forge.wiring import AS_BUILT, remedy, wirings
+from selfdraft.forge.wiring import AS_BUILT, _before, remedy, wirings
 from selfdraft.models.base import architecture
+from selfdraft.models.checkpoint import classify
+from selfdraft.models.loader import build_model
 from selfdraft.models.probe import PROBE_TEXT
 from selfdraft.source import REFERENCE, find_model
 from selfdraft.text import Tokenizer
+from tests.models.test_families import write_checkpoint
+from tests.reference.families import FAMILIES
 from tests.support.nano import nano_model
 from tests.support.reference import reference_model
 
@@ -121,8 +126,6 @@ def test_the_hidden_before_the_norm_is_that() -> None:
             out: mx.array = self.norm(x)
             return out
 
-    from selfdraft.forge.wiring import _before
-
     plain = model.model.norm
     assert mx.abs(plain.weight - 1).max().item() > 0.2  # type: ignore[operator]
     model.model.norm = Spy(plain)
@@ -150,3 +153,16 @@ def test_the_hidden_before_the_norm_is_that() -> None:
 )
 def test_remedies(wiring: str, built: str, flags: str) -> None:
     assert remedy(wiring, built) == flags
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family(name: str, tmp_path: Path) -> None:
+    """Only how norms are stored is left out, where a family has one way."""
+    checkpoint = classify(write_checkpoint(FAMILIES[name], tmp_path))
+    model: Any = build_model(checkpoint, with_head=True, dtype=mx.float32).model
+    shares = wirings(model, checkpoint.architecture, [index % 40 for index in range(50)])
+    other = "the hidden behind the final norm" if getattr(model, "head_before_norm", False) else BEFORE
+    norms = {AS_W, AS_ONE_PLUS, f"{SWAPPED} and {AS_W}", f"{SWAPPED} and {AS_ONE_PLUS}"}
+    expected = {AS_BUILT, LATE, other, SWAPPED, *(norms if checkpoint.architecture.zero_centred else ())}
+    assert shares.keys() == expected
+    assert all(0 <= share <= 1 for share in shares.values())
