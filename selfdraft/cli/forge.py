@@ -292,7 +292,7 @@ def _show_stamp(stamp: Stamp) -> None:
     for candidate in found.get("speed", {}).get("candidates", ()):
         what = f"at depth {candidate['depth']}" if candidate["depth"] else "decoding plainly"
         rate = candidate["tokens_per_second"]["median"]
-        rows.append(("speed", f"{rate:.1f} tokens a second {what}, {candidate['ratio']:.2f} of plain decoding"))
+        rows.append(("speed", f"{rate:.1f} tokens a second {what}, {candidate['ratio']:.3g} of plain decoding"))
     if "speed" not in found:
         rows.append(("speed", "not measured"))
     if stamp.depth_limit is not None:

@@ -41,6 +41,8 @@ def publish(folder: Path, repository: str, *, private: bool = True, dry_run: boo
     Raises:
         SelfdraftError: it is not verified, was changed since, or the answer was no; the Hub refuses.
     """
+    if repository.count("/") != 1:
+        raise SelfdraftError(f"{repository!r} is no id on the Hugging Face Hub; give OWNER/NAME")
     stamp = _verified(folder)
     try:
         text = card(repository, stamp)
