@@ -98,7 +98,7 @@ class LLM:
         """Load the model in a folder; see `selfdraft.load`, which finds it by name."""
         checkpoint = classify(folder)
         tokenizer = Tokenizer.from_folder(folder)
-        dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised)
+        dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
         loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
         notes = list(checkpoint.notes)
         if reason:

@@ -84,7 +84,7 @@ def described(name: str, folder: Path, settings: Settings, kind: Kind, commit: s
 
     from ..device import choose_dtype
 
-    dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised)
+    dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
     weights = sum(
         tensor.size * dtype.size if dtype and mx.issubdtype(tensor.dtype, mx.floating) else tensor.nbytes
         for tensor in checkpoint.tensors.values()

@@ -6,6 +6,7 @@ Weights are mapped, not read: names, shapes and dtypes come from the safetensors
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ __all__ = ["Checkpoint", "HeadReport", "accept", "classify", "norm_convention", 
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
+_EXPERTS = re.compile(r"\.switch_mlp\.\w+\.weight$")
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,18 @@ class Checkpoint:
             CheckpointError: the files changed and cannot be read any more.
         """
         stored = _stored(self.folder, self.architecture, self.text_config, [])[0]
-        return _assembled(self.folder, self.architecture, stored, self.text_config)
+        return _assembled(self.folder, self.architecture, stored, self.text_config)[0]
 
     @property
     def quantised(self) -> bool:
         """Whether any weight is stored quantised."""
         return any(name.endswith(".scales") for name in self.tensors)
+
+    @property
+    def dense_experts(self) -> bool:
+        """Whether it has experts that are not stored quantised."""
+        layers = [name.removesuffix("weight") for name in self.tensors if _EXPERTS.search(name)]
+        return any(f"{layer}scales" not in self.tensors for layer in layers)
 
 
 def classify(folder: Path) -> Checkpoint:
@@ -100,7 +108,7 @@ def classify(folder: Path) -> Checkpoint:
 
     stored, head_source = _stored(folder, family, text_config, notes)
     layout = _layout(folder, stored)
-    tensors = _assembled(folder, family, stored, text_config)
+    tensors, broken = _assembled(folder, family, stored, text_config)
     absent = [name for name in family.required if name not in tensors]
     if absent:
         raise CheckpointError(f"{folder}: no tensor {absent[0]!r} in the weights; the download may be incomplete")
@@ -113,7 +121,7 @@ def classify(folder: Path) -> Checkpoint:
         tensors=tensors,
         layout=layout,
         norms=_norms(tensors, family, layout, head=False),
-        head=_head(tensors, family, layout, head_source, text_config),
+        head=_head(tensors, family, layout, head_source, text_config, broken),
         notes=notes,
     )
 
@@ -274,17 +282,21 @@ def _refuse_incomplete(folder: Path, listed: Sequence[str], there: Collection[st
 
 def _assembled(
     folder: Path, family: Architecture, stored: dict[str, mx.array], text_config: Mapping[str, Any]
-) -> dict[str, mx.array]:
-    """Our parameters, mapped and not read."""
+) -> tuple[dict[str, mx.array], str]:
+    """Our parameters, mapped and not read; without the head's, and why, where only these cannot be put together."""
     if settings := _foreign(text_config):
         stored = foreign.in_mlx_layout(stored, settings)
     try:
-        return family.assemble(stored, text_config)
+        return family.assemble(stored, text_config), ""
     except (KeyError, ValueError) as error:
-        lacking = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(
-            f"{folder}: the weights do not fit config.json: {lacking}; fetch the checkpoint again"
-        ) from error
+        said = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
+        trunk = {name: tensor for name, tensor in stored.items() if not name.startswith(HEAD)}
+        try:
+            return family.assemble(trunk, text_config), f"its tensors cannot be put together: {said}"
+        except (KeyError, ValueError):
+            raise CheckpointError(
+                f"{folder}: the weights do not fit config.json: {said}; fetch the checkpoint again"
+            ) from error
 
 
 def _layout(folder: Path, stored: Mapping[str, mx.array]) -> Literal["huggingface", "mlx"]:
@@ -336,7 +348,10 @@ def _head(
     layout: str,
     source: Literal["embedded", "separate", "none"],
     text_config: Mapping[str, Any],
+    broken: str,
 ) -> HeadReport:
+    if broken:
+        return HeadReport(source, 0, None, broken)
     claimed = text_config.get("mtp_num_hidden_layers") or text_config.get("num_nextn_predict_layers") or 0
     count = sum(name.startswith(HEAD) for name in tensors)
     if not count:
