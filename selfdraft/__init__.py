@@ -20,6 +20,7 @@ from .errors import (
     InvalidRequest,
     ModelNotFound,
     NonFiniteLogits,
+    OutOfMemoryBudget,
     SelfdraftError,
 )
 from .params import SamplingParams
@@ -39,6 +40,7 @@ __all__ = [
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
+    "OutOfMemoryBudget",
     "Piece",
     "SamplingParams",
     "SelfdraftError",

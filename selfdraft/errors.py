@@ -5,6 +5,7 @@ SelfdraftError
 │   └── ContextOverflow prompt longer than the model's context
 ├── CheckpointError     a model folder or file that cannot be used
 │   └── ModelNotFound   nothing under that name, here or on the Hub
+├── OutOfMemoryBudget   the memory that weights or an answer need is not there
 └── NonFiniteLogits     the model produced NaN or infinity while decoding
 """
 
@@ -16,6 +17,7 @@ __all__ = [
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
+    "OutOfMemoryBudget",
     "SelfdraftError",
 ]
 
@@ -42,6 +44,14 @@ class CheckpointError(SelfdraftError):
 
 class ModelNotFound(CheckpointError):
     """Nothing answers to that model name."""
+
+
+class OutOfMemoryBudget(SelfdraftError):
+    """Not enough memory, said before any is taken. `later` says that it may be enough once some is free."""
+
+    def __init__(self, message: str, *, later: bool = False) -> None:
+        super().__init__(message)
+        self.later = later
 
 
 class NonFiniteLogits(SelfdraftError):

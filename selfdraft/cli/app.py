@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from ..errors import SelfdraftError
-from . import bench, cache, chat, connect, control, inspect, run, serve, start, tune
+from . import bench, cache, chat, connect, control, inspect, run, serve, settings, start, tune
 from .terminal import say
 
 __all__ = ["app", "main"]
@@ -40,6 +40,7 @@ app.command("inspect")(inspect.inspect)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
 app.add_typer(cache.app, name="cache")
+app.add_typer(settings.app, name="settings")
 
 
 def _show_version(wanted: bool) -> None:

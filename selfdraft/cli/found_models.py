@@ -94,13 +94,7 @@ def _described(name: str, folder: Path, settings: Settings) -> FoundModel:
         checkpoint = classify(folder)
     except CheckpointError as error:
         return FoundModel(name, disk, problem=str(error).removeprefix(f"{folder}: "))
-    import mlx.core as mx
-
     from ..device import choose_dtype
 
-    dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised)
-    weights = sum(
-        tensor.size * dtype.size if dtype and mx.issubdtype(tensor.dtype, mx.floating) else tensor.nbytes
-        for tensor in checkpoint.tensors.values()
-    )
+    weights = checkpoint.weight_bytes(choose_dtype(settings.dtype, quantised=checkpoint.quantised))
     return FoundModel(name, disk, int(weights * (1 + _SHARE) + _ROOM), checkpoint.head.reason)

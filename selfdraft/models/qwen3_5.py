@@ -319,6 +319,15 @@ class Qwen35(nn.Module):
         step = 4 * math.prod(shape.memory) + shape.dtype.size * math.prod(shape.window)
         return held + shape.recurrent_layers * step * (self.max_depth + 2)
 
+    def working_bytes(self, tokens: int, length: int) -> int:
+        args, size = self.args, self.model.norm.weight.dtype.size
+        values = args.delta.value_heads * args.delta.value_dim
+        # Residual, norm and output; then an MLP's three, or what the delta rule makes of its inputs, in fp32.
+        delta, mlp = 4 * 6 * (args.delta.channels + values), 3 * size * args.intermediate_size
+        # Scores of all heads and a mask: no library kernel serves heads of 256, and a CPU none at all.
+        scores = tokens * length * (size * args.attention.heads + 4)
+        return tokens * (4 * size * args.hidden_size + max(delta, mlp)) + scores
+
     def _state_shape(self) -> StateShape:
         recurrent = self.args.layer_types.count("linear_attention")
         delta = self.args.delta
