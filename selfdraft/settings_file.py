@@ -58,8 +58,8 @@ def remember(table: str, values: Mapping[str, Stored]) -> Path:
     """
     content, path = read_settings(), settings_path()
     text = path.read_text(encoding="utf-8") if content or path.exists() else _HEADING
-    for name in reversed(values):  # each new line goes above those before it
-        text = _with_value(text, table, name, values[name])
+    for name, value in reversed(list(values.items())):  # each new line goes above those before it
+        text = _with_value(text, table, name, value)
     write_atomically(path, text)
     return path
 

@@ -13,12 +13,13 @@ REFERENCE = "reference"
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, *, fetch: bool = True) -> Path:
     """The folder of a model, downloaded from the Hub if it has to be.
 
     Args:
         name: "reference" (the bundled checkpoint), a path to a folder, or "owner/name" or
             "owner/name@revision" on the Hugging Face Hub.
+        fetch: whether to download what is not here.
 
     Raises:
         ModelNotFound: nothing by that name, or the Hub cannot be reached.
@@ -35,16 +36,24 @@ def find_model(name: str) -> Path:
         raise ModelNotFound(
             f"no model {name!r}: give 'reference', an existing folder, or a Hugging Face id like 'owner/name'"
         )
-    return _download(name)
+    return _download(name, fetch)
 
 
-def _download(name: str) -> Path:
+def _download(name: str, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     repository, _, revision = name.partition("@")
     try:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=_PATTERNS))
+        return Path(
+            snapshot_download(
+                repository, revision=revision or None, allow_patterns=_PATTERNS, local_files_only=not fetch
+            )
+        )
     except Exception as error:  # the Hub client raises many kinds, from its own and from its HTTP library's tree
+        if not fetch:
+            raise ModelNotFound(
+                f"{name!r} is no local folder, and not among the models that were downloaded"
+            ) from error
         raise ModelNotFound(
             f"{name!r} is no local folder and could not be fetched from the Hugging Face Hub "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}); "

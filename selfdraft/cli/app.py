@@ -16,7 +16,7 @@ import typer
 
 from .. import __version__
 from ..errors import SelfdraftError
-from . import bench, cache, chat, connect, control, inspect, run, serve, settings, start, tune
+from . import bench, cache, chat, connect, control, doctor, inspect, run, serve, settings, start, tune
 from .terminal import say
 
 __all__ = ["app", "main"]
@@ -37,6 +37,7 @@ app.command("status")(control.status)
 app.command("stop")(control.stop)
 app.command("connect")(connect.connect)
 app.command("inspect")(inspect.inspect)
+app.command("doctor")(doctor.doctor)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
 app.add_typer(cache.app, name="cache")
