@@ -68,7 +68,7 @@ def forget(table: str, name: str) -> bool:
     """Take a value out of a table, "" for the top; everything else in the file stays.
 
     Returns:
-        Whether it was there.
+        Whether it was there. A table is no value, and stays.
 
     Raises:
         InvalidRequest: the file cannot be read as TOML. OSError: it cannot be written.
@@ -77,7 +77,7 @@ def forget(table: str, name: str) -> bool:
 
     content, path = read_settings(), settings_path()
     part = content.get(table) if table else content
-    if not isinstance(part, dict) or name not in part:
+    if not isinstance(part, dict) or isinstance(part.get(name, {}), dict):
         return False
     document: Any = tomlkit.parse(path.read_text(encoding="utf-8"))
     del (document[table] if table else document)[name]

@@ -97,25 +97,18 @@ def set_value(
 @command
 def unset(name: Name) -> None:
     """Take a setting out of settings.toml: its default holds again."""
-    from ..errors import InvalidRequest
-    from ..settings import TABLES, forget, settings_path
+    from ..settings import forget, settings_path
     from ..settings_list import find_setting
 
     table, _, own = name.rpartition(".")
-    if (
-        own in TABLES or table not in ("", *TABLES) or not forget(table, own)
-    ):  # what is there goes, if it is no setting, too
-        try:
-            kind, table, own = find_setting(kinds(), name)
-        except InvalidRequest:
-            if table in TABLES:
-                raise InvalidRequest(f"{settings_path()}: there is no {own} under [{table}]", param="name") from None
-            raise
-        if not forget(table, own):
-            say(f"{settings_path()}: {name} is not set there")
-            return
-        _warn(kind, own)
-    print(f"{settings_path()}: {name} is gone")
+    gone = forget(table, own)  # also a line that is no setting
+    if not gone:
+        _, table, own = find_setting(kinds(), name)
+        gone = forget(table, own)
+    if gone:
+        print(f"{settings_path()}: {name} is gone")
+    else:
+        say(f"{settings_path()}: {name} is not set there")
 
 
 def _warn(kind: type[StoredSettings], name: str) -> None:

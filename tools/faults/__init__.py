@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from .disk import FAULTS as DISK
+from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fault import Fault
 from .kernels import FAULTS as KERNELS
+from .memory import FAULTS as MEMORY
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
@@ -13,4 +15,4 @@ from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *TUNING]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *TUNING, *MEMORY, *DOCTOR]
