@@ -186,7 +186,7 @@ class SessionFlags(EngineFlags):
         str | None,
         flag(
             "--session-cache-max-bytes",
-            "Memory for them, as 4GiB; 0 for none. Default: a quarter of what is free.",
+            "Memory for them, as 4GiB; 0 for none. Default: a quarter of what the weights leave.",
             _SESSIONS,
             "SIZE",
         ),
