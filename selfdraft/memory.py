@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import psutil
@@ -10,6 +12,8 @@ import psutil
 from .errors import OutOfMemoryBudget
 
 __all__ = ["Allowance", "device_memory", "free_memory", "gibibytes", "release_buffers", "used_memory"]
+
+_MOST = 2**60  # bytes: more than any machine has
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,27 @@ class Allowance:
 
         On Metal the weights stay resident as well, as far as the system lets them.
         """
+        own = _own_limits()
         total = self.total + mx.get_active_memory()
-        mx.set_memory_limit(total)
-        mx.set_cache_limit(self.total - self.weights)
+        mx.set_memory_limit(total if self.limited else min(total, own.memory))
+        mx.set_cache_limit(min(self.total - self.weights, own.cache))
         if mx.metal.is_available():
             most = int(mx.device_info().get("max_recommended_working_set_size", 0))
             mx.set_wired_limit(min(total, most))
+
+
+class _Limits(NamedTuple):
+    memory: int
+    cache: int
+
+
+@functools.cache
+def _own_limits() -> _Limits:
+    """MLX's limits before any model changed them. It tells one only when that is set."""
+    limits = _Limits(mx.set_memory_limit(_MOST), mx.set_cache_limit(_MOST))
+    mx.set_memory_limit(limits.memory)
+    mx.set_cache_limit(limits.cache)
+    return limits
 
 
 def device_memory() -> int:

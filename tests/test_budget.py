@@ -4,6 +4,7 @@ what is told beforehand is at least what is taken.
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,12 +89,23 @@ def test_a_limit_of_the_user_wins_with_a_warning(monkeypatch: pytest.MonkeyPatch
 
 
 def test_mlx_is_told_of_the_limit_beside_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, int] = {}
+    told = {"set_memory_limit": 200, "set_cache_limit": 170}
     for name in ("set_memory_limit", "set_cache_limit", "set_wired_limit"):
-        monkeypatch.setattr(mx, name, lambda nbytes, name=name: told.update({name: nbytes}))
+
+        def put(nbytes: int, name: str = name) -> int:
+            before = told.get(name, 0)
+            told[name] = nbytes
+            return before
+
+        monkeypatch.setattr(mx, name, put)
     monkeypatch.setattr(mx, "get_active_memory", lambda: 7)
+    monkeypatch.setattr(memory, "_own_limits", functools.cache(memory._own_limits.__wrapped__))
     Allowance(100, 250, limited=True).enforce()
     assert told == {"set_memory_limit": 257, "set_cache_limit": 150}
+    Allowance(100, 190, limited=False).enforce()
+    assert told == {"set_memory_limit": 197, "set_cache_limit": 90}
+    Allowance(100, 1000, limited=False).enforce()  # MLX's own limits are not raised, but by the user
+    assert told == {"set_memory_limit": 200, "set_cache_limit": 170}
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 200})
     Allowance(100, 250, limited=True).enforce()
