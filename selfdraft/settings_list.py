@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import ByteSize, SecretStr
+from pydantic import ByteSize
 
 from .errors import InvalidRequest
 from .settings import Origin, Stored, StoredSettings, checked, origins
 
 __all__ = ["Setting", "find_setting", "list_settings", "stored_form", "unknown_variables"]
-
-MASK = "********"
 
 _PREFIX = "SELFDRAFT_"
 _NO_SETTING = {"SELFDRAFT_CONFIG_DIR"}  # says where settings.toml is
@@ -149,8 +147,7 @@ def _variable(kind: type[StoredSettings], name: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    if isinstance(value, SecretStr):
-        return MASK
+    """As JSON has it; a secret as the asterisks that are its text."""
     if isinstance(value, tuple):
         return list(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -76,7 +76,9 @@ def test_the_library_behind_mlx(
     examined: Examined, installed: dict[str, str | None], found: dict[str, str], status: str
 ) -> None:
     installed.update(dict.fromkeys(versions._BACK_ENDS), mlx="0.32.4", **found)
-    assert only(examined("mlx back end")).status == status
+    told = only(examined("mlx back end"))
+    assert told.status == status
+    assert ("overwrite each other" in told.observed) == ("pip uninstall" in told.fix) == (len(found) == 2)
 
 
 def test_python_and_selfdraft(

@@ -161,8 +161,8 @@ FAULTS = [
     Fault(
         "the settings listed hold the key",
         "settings_list.py",
-        "if isinstance(value, SecretStr):",
-        "if False:",
+        "else str(value)",
+        "else getattr(value, 'get_secret_value', lambda: str(value))()",
         _SETTINGS + " " + _BUNDLE,
     ),
     Fault(
