@@ -133,7 +133,14 @@ def test_a_new_file(light: Command, stored: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["server = {port = 1}\n", "server.port = 1\n", '"server" = {port = 1}\n', "[ server ]\nport = 1\n", "x = 1\n"],
+    [
+        "server = {port = 1}\n",
+        "server.port = 1\n",
+        '"server" = {port = 1}\n',
+        "[ server ]\nport = 1\n",
+        "x = 1\n",
+        'x = """\n[server]\n"""\n[server]\nport = 1\n',
+    ],
 )
 def test_tables_in_other_forms(stored: Path, text: str) -> None:
     stored.write_text(text)

@@ -189,8 +189,8 @@ FAULTS = [
     Fault(
         "a new line is placed where it means something else",
         "settings_file.py",
-        "return None if table else line",
-        "return line + text if True else line",
+        "return placed if placed and tomllib.loads(placed) == tomllib.loads(changed) else changed",
+        "return placed or changed",
         _SETTINGS,
     ),
     Fault(
