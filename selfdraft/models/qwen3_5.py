@@ -324,8 +324,8 @@ class Qwen35(nn.Module):
         values = args.delta.value_heads * args.delta.value_dim
         # Residual, norm and output; then an MLP's three, or what the delta rule makes of its inputs, in fp32.
         delta, mlp = 4 * 6 * (args.delta.channels + values), 3 * size * args.intermediate_size
-        # Scores of all heads and a mask: no library kernel serves heads of 256, and a CPU none at all.
-        scores = tokens * length * (size * args.attention.heads + 4)
+        # Scores of all heads, which no library kernel for heads of 256 spares, and a mask (docs/log.md: measured).
+        scores = tokens * length * (5 * size * args.attention.heads // 4 + 4)
         return tokens * (4 * size * args.hidden_size + max(delta, mlp)) + scores
 
     def _state_shape(self) -> StateShape:

@@ -73,7 +73,7 @@ FAULTS = [
     Fault(
         "scores of attention take no memory",
         "models/qwen3_5.py",
-        "scores = tokens * length * (size * args.attention.heads + 4)",
+        "scores = tokens * length * (5 * size * args.attention.heads // 4 + 4)",
         "scores = 0",
         "tests/test_budget.py -k no_more_is_taken",
     ),
