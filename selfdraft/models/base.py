@@ -36,6 +36,10 @@ class Model(Protocol):
     def row_bytes(self, tokens: int) -> int:
         """Bytes of state that a row of `tokens` tokens holds, with every step of a deepest cycle kept."""
 
+    def working_bytes(self, tokens: int, length: int) -> int:
+        """Bytes beside the state that a forward of `tokens` tokens of one row takes, attending `length` entries: an
+        estimate from above, of the layer that takes most."""
+
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
         """Run the trunk on tokens [B, T], one row of state each, written behind row.length.
 

@@ -96,6 +96,18 @@ class Checkpoint:
         layers = [name.removesuffix("weight") for name in self.tensors if _EXPERTS.search(name)]
         return any(f"{layer}scales" not in self.tensors for layer in layers)
 
+    def weight_bytes(self, dtype: mx.Dtype | None) -> int:
+        """Bytes of the weights in memory, its head's too if that is usable.
+
+        Args:
+            dtype: of floating tensors; None is as stored.
+        """
+        return sum(
+            tensor.size * dtype.size if dtype and mx.issubdtype(tensor.dtype, mx.floating) else tensor.nbytes
+            for name, tensor in self.tensors.items()
+            if not (self.head.reason and name.startswith(HEAD))
+        )
+
 
 def classify(folder: Path) -> Checkpoint:
     """Look at a model folder without reading its weights.

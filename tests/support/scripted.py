@@ -63,6 +63,9 @@ class ScriptedHead:
     def row_bytes(self, tokens: int) -> int:
         return self._inner.row_bytes(tokens)
 
+    def working_bytes(self, tokens: int, length: int) -> int:
+        return self._inner.working_bytes(tokens, length)
+
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
         self.forwards.append((tokens.shape[0], tokens.shape[1]))
         hidden, captured = self._inner.forward(tokens, rows, keep_steps=keep_steps)

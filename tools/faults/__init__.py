@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from .disk import FAULTS as DISK
+from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
 from .fault import Fault
 from .hub import FAULTS as HUB
 from .kernels import FAULTS as KERNELS
+from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
@@ -16,4 +18,17 @@ from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING, *HUB, *FANS]
+FAULTS = [
+    *ENGINE,
+    *SERVER,
+    *SESSIONS,
+    *DISK,
+    *KERNELS,
+    *PRODUCTS,
+    *MODELS,
+    *TUNING,
+    *MEMORY,
+    *DOCTOR,
+    *HUB,
+    *FANS,
+]
