@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-__all__ = ["Reference", "TransformersModules", "chained", "load_trunk", "stacked"]
+__all__ = [
+    "Reference",
+    "TransformersModules",
+    "causal",
+    "chained",
+    "filled",
+    "load_trunk",
+    "named",
+    "stacked",
+]
+
+Filled = TypeVar("Filled", bound=nn.Module)
 
 
 class Reference(Protocol):
@@ -43,6 +54,25 @@ def load_trunk(folder: Path) -> Any:
         if report.get(kind):
             raise ValueError(f"{folder}: {kind}: {sorted(report[kind])[:5]}")
     return model.eval()
+
+
+def filled(module: Filled, tensors: Mapping[str, Tensor]) -> Filled:
+    """A module with these as all of its parameters, in float32."""
+    module.to(torch.float32).load_state_dict(dict(tensors), strict=True)
+    return module.eval()
+
+
+def named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin so, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def causal(length: int, window: int | None = None) -> Tensor:
+    """What eager attention adds to scores, [1, 1, n, n]: a query sees the last `window` positions, its own included."""
+    places = torch.arange(length)
+    distance = places[:, None] - places[None]
+    seen = (distance >= 0) & (distance < (window or length))
+    return torch.where(seen, 0.0, -torch.inf)[None, None]
 
 
 def chained(module: Module, ids: Tensor, hidden: Tensor, depths: int) -> Tensor:
