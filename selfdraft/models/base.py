@@ -106,6 +106,7 @@ class Architecture:
         zero_centred: parameter name -> True for the norms that Hugging Face stores as w, with an effective 1 + w; None
             where the family has none.
         required: parameters no such checkpoint can lack; the first is the embedding.
+        quant_methods: `quant_method` values of a `quantization_config` whose tensors `assemble` makes bf16.
     """
 
     model_types: tuple[str, ...]
@@ -115,6 +116,7 @@ class Architecture:
     assemble: Callable[[dict[str, mx.array], Mapping[str, Any]], dict[str, mx.array]] = lambda tensors, _: tensors
     zero_centred: Callable[[str], bool] | None = None
     required: tuple[str, ...] = ("model.embed_tokens.weight",)
+    quant_methods: tuple[str, ...] = ()
 
     def head_parameters(self, text_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """Names and shapes of an unquantised head's parameters."""

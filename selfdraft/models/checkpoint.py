@@ -97,10 +97,9 @@ def classify(folder: Path) -> Checkpoint:
     config = read_json(folder / "config.json")
     text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
     family = _family(text_config, folder)
-    _refuse_foreign_quantisation(config, folder)
+    notes = _foreign_quantisation(config, folder, family)
     generation = folder / "generation_config.json"
 
-    notes: list[str] = []
     stored, head_source = _stored(folder, family, text_config, notes)
     layout = _layout(folder, stored)
     tensors = _assembled(folder, family, stored, text_config)
@@ -191,13 +190,17 @@ def _family(text_config: Mapping[str, Any], folder: Path) -> Architecture:
     return family
 
 
-def _refuse_foreign_quantisation(config: Mapping[str, Any], folder: Path) -> None:
+def _foreign_quantisation(config: Mapping[str, Any], folder: Path, family: Architecture) -> list[str]:
+    """What a user should know of weights that are quantised otherwise than by MLX."""
     quantisation = config.get("quantization_config") or {}
     method = quantisation.get("quant_method")
-    if method and "quantization" not in config:
+    if not method or "quantization" in config:
+        return []
+    if method not in family.quant_methods:
         raise CheckpointError(
             f"{folder}: weights quantised by {method!r} are not supported; take the bf16 checkpoint or an MLX build"
         )
+    return [f"weights quantised by {method!r} are read as bf16, which takes more memory: an MLX build takes less"]
 
 
 def _weight_files(folder: Path) -> tuple[list[Path], list[Path]]:

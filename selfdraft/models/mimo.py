@@ -17,7 +17,7 @@ from mlx_lm.models.mimo import ModelArgs, TransformerBlock
 
 from ..state import KeyValueShape
 from .base import Architecture, register
-from .config import layer_args, with_rope
+from .config import check_kinds, layer_args, layers_built, positive_number, with_rope
 from .mtp_modules import ModuleArgs
 from .transformer import Shape, Transformer, Trunk
 
@@ -37,7 +37,7 @@ _OURS = {"token_layernorm": "enorm", "hidden_layernorm": "hnorm", "input_proj": 
 
 def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     """A model of a text config."""
-    args = layer_args(ModelArgs, with_rope(config), _WHOLE_NUMBERS)
+    args = _args(config)
     norm = partial(nn.RMSNorm, args.hidden_size, eps=args.rms_norm_eps)
     head_dim = args.hidden_size // args.num_attention_heads
     layer = KeyValueShape(args.num_key_value_heads, head_dim, head_dim)
@@ -49,12 +49,20 @@ def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
         max_depth=1,
         tied=args.tie_word_embeddings,
     )
-    layers = [TransformerBlock(args) for _ in range(args.num_hidden_layers)]
+    with layers_built():
+        layers = [TransformerBlock(args) for _ in range(args.num_hidden_layers)]
     trunk = Trunk(nn.Embedding(args.vocab_size, args.hidden_size), layers, norm())
     if not with_head:
         return Transformer(shape, trunk, None)
     wiring = ModuleArgs(args.hidden_size, norm, embedding_first=False)
     return Transformer(shape, trunk, (wiring, [TransformerBlock(args)]))
+
+
+def _args(config: Mapping[str, Any]) -> ModelArgs:
+    args = layer_args(ModelArgs, with_rope(config), _WHOLE_NUMBERS)
+    check_kinds(args)
+    positive_number(config, "rms_norm_eps")
+    return args
 
 
 def _canonical(name: str, _: Mapping[str, Any]) -> str | None:

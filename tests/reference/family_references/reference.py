@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,6 +20,8 @@ __all__ = [
     "filled",
     "load_trunk",
     "named",
+    "read_json",
+    "side_by_side",
     "stacked",
 ]
 
@@ -45,15 +48,25 @@ class Module(Protocol):
         """[..., H] -> [..., V]."""
 
 
-def load_trunk(folder: Path) -> Any:
-    """A causal language model in float32, read by transformers; raises if a tensor of the trunk is missing."""
+def load_trunk(folder: Path, config: Any = None) -> Any:
+    """A causal language model in float32, read by transformers; raises if a tensor of the trunk is missing.
+
+    Args:
+        config: where transformers does not read config.json as it was released.
+    """
     model, report = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             raise ValueError(f"{folder}: {kind}: {sorted(report[kind])[:5]}")
     return model.eval()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 def filled(module: Filled, tensors: Mapping[str, Tensor]) -> Filled:
@@ -94,6 +107,16 @@ def stacked(modules: Sequence[Module], ids: Tensor, hidden: Tensor) -> Tensor:
     for module in modules:
         before = module.output(tokens, before)
         found.append(module.logits(before[-1]))
+        tokens = torch.cat([tokens[1:], found[-1].argmax()[None]])
+    return torch.stack(found)
+
+
+def side_by_side(modules: Sequence[Module], ids: Tensor, hidden: Tensor) -> Tensor:
+    """A module a depth, each with the trunk's hidden, and tokens one further on than those of the one before it."""
+    tokens = ids[1:]
+    found = []
+    for module in modules:
+        found.append(module.logits(module.output(tokens, hidden[:-1])[-1]))
         tokens = torch.cat([tokens[1:], found[-1].argmax()[None]])
     return torch.stack(found)
 
