@@ -110,6 +110,7 @@ class Architecture:
         zero_centred: parameter name -> True for the norms that Hugging Face stores as w, with an effective 1 + w; None
             where the family has none.
         required: parameters no such checkpoint can lack; the first is the embedding.
+        fp8_rows: parameter name, text config -> after how many rows blocks of an FP8 weight may begin anew, or None.
     """
 
     model_types: tuple[str, ...]
@@ -119,6 +120,7 @@ class Architecture:
     assemble: Callable[[dict[str, mx.array], Mapping[str, Any]], dict[str, mx.array]] = lambda tensors, _: tensors
     zero_centred: Callable[[str], bool] | None = None
     required: tuple[str, ...] = ("model.embed_tokens.weight",)
+    fp8_rows: Callable[[str, Mapping[str, Any]], int | None] = lambda name, config: None
 
     def head_parameters(self, text_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """Names and shapes of an unquantised head's parameters."""

@@ -297,7 +297,7 @@ def _assembled(
 ) -> tuple[dict[str, mx.array], str]:
     """Our parameters, mapped and not read; without the head's, and why, where only these cannot be put together."""
     if settings := _foreign(text_config):
-        stored = foreign.in_mlx_layout(stored, settings)
+        stored = foreign.in_mlx_layout(stored, settings, lambda name: family.fp8_rows(name, text_config))
     try:
         return family.assemble(stored, text_config), ""
     except (KeyError, ValueError) as error:

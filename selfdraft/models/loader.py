@@ -26,7 +26,7 @@ _QUANTISED: Any = (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLin
 
 # Decay rates span e^-8 .. e^3: below fp32 a rate is rounded away. What an expert's score is corrected by decides ties.
 # mlx-lm keeps both in fp32 too.
-_ALWAYS_FP32 = ("A_log", "e_score_correction_bias")
+_ALWAYS_FP32 = ("A_log", "e_score_correction_bias", "router_bias")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -89,7 +89,8 @@ class Transformer(Projecting, nn.Module):
 
     def _state_shape(self) -> StateShape:
         dtype: mx.Dtype = self.model.norm.weight.dtype
-        return StateShape(self.shape.layers, self.shape.modules if self.max_depth else (), dtype)
+        modules = [replace(module, behind=place) for place, module in enumerate(self.shape.modules)]
+        return StateShape(self.shape.layers, tuple(modules) if self.max_depth else (), dtype)
 
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
         x = self.model.embed_tokens(tokens)
@@ -100,8 +101,13 @@ class Transformer(Projecting, nn.Module):
     def output_layer(self) -> Any:
         return self.model.embed_tokens if self.shape.tied else self.lm_head
 
+    def draft_layers(self) -> Sequence[Any]:
+        if self.max_depth and "output" in self.mtp.at(0):
+            return [module.output for module in self.mtp.layers]
+        return super().draft_layers()
+
     def logits(self, hidden: mx.array) -> mx.array:
-        return self.project(self.model.norm(hidden) if self.head_before_norm else hidden)
+        return super().logits(self.model.norm(hidden) if self.head_before_norm else hidden)
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], step: int = 0
@@ -110,9 +116,4 @@ class Transformer(Projecting, nn.Module):
         return out
 
     def draft_logits(self, hidden: mx.array, step: int = 0, *, whole: bool = False) -> mx.array:
-        module = self.mtp.at(step)
-        normed = module.before_projection(hidden)
-        if "output" in module:
-            out: mx.array = module.output(normed)
-            return out
-        return super().draft_logits(normed, step, whole=whole)
+        return super().draft_logits(self.mtp.at(step).before_projection(hidden), step, whole=whole)

@@ -60,12 +60,14 @@ class KeyValueShape:
         heads: of keys and values.
         key_width, value_width: numbers a head; 0 for none.
         window: how many positions, its own included, a query sees; None for all before it.
+        behind: how many entries fewer than pairs the head's history has of it; see `mtp_modules.py`.
     """
 
     heads: int
     key_width: int
     value_width: int
     window: int | None = None
+    behind: int = 0
 
     def numbers(self, tokens: int) -> int:
         """How many numbers a row of so many tokens keeps."""

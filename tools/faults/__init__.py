@@ -11,6 +11,7 @@ from .hub import FAULTS as HUB
 from .kernels import FAULTS as KERNELS
 from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
+from .modules import FAULTS as MODULES
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
@@ -26,6 +27,7 @@ FAULTS = [
     *KERNELS,
     *PRODUCTS,
     *MODELS,
+    *MODULES,
     *TUNING,
     *MEMORY,
     *DOCTOR,

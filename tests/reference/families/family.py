@@ -58,8 +58,19 @@ class Family:
 
     def prompt(self, length: int, seed: int = 1) -> np.ndarray:
         """Random token ids."""
-        text_config = self.config.get("text_config", self.config)
-        return np.random.RandomState(self.seed + seed).randint(0, text_config["vocab_size"], length)
+        return np.random.RandomState(self.seed + seed).randint(0, self.text["vocab_size"], length)
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """The text part of the configuration."""
+        part: dict[str, Any] = self.config.get("text_config", self.config)
+        return part
+
+    def config_with(self, name: str, value: Any) -> dict[str, Any]:
+        """config.json with another value in its text part."""
+        if "text_config" in self.config:
+            return {**self.config, "text_config": {**self.text, name: value}}
+        return {**self.config, name: value}
 
 
 def mlp(prefix: str, hidden: int, inner: int) -> Shapes:
