@@ -103,6 +103,7 @@ class Architecture:
         verified: what trunk and head were compared with, for people; "" where nothing independent could be had.
         assemble: tensors by canonical name, text config -> parameters in MLX layout, such as experts that are stacked.
             Nothing is evaluated in it.
+        remarks: tensors by canonical name, text config -> lines a user should read, such as what a conversion left out.
         zero_centred: parameter name -> True for the norms that Hugging Face stores as w, with an effective 1 + w; None
             where the family has none.
         required: parameters no such checkpoint can lack; the first is the embedding.
@@ -113,6 +114,7 @@ class Architecture:
     canonical: Callable[[str, Mapping[str, Any]], str | None]
     verified: str
     assemble: Callable[[dict[str, mx.array], Mapping[str, Any]], dict[str, mx.array]] = lambda tensors, _: tensors
+    remarks: Callable[[Mapping[str, mx.array], Mapping[str, Any]], list[str]] = lambda *_: []
     zero_centred: Callable[[str], bool] | None = None
     required: tuple[str, ...] = ("model.embed_tokens.weight",)
 

@@ -103,6 +103,7 @@ def classify(folder: Path) -> Checkpoint:
     notes: list[str] = []
     stored, head_source = _stored(folder, family, text_config, notes)
     layout = _layout(folder, stored)
+    notes += family.remarks(stored, text_config)
     tensors = _assembled(folder, family, stored, text_config)
     absent = [name for name in family.required if name not in tensors]
     if absent:

@@ -6,6 +6,7 @@ from .disk import FAULTS as DISK
 from .engine import FAULTS as ENGINE
 from .fault import Fault
 from .kernels import FAULTS as KERNELS
+from .models import FAULTS as MODELS
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
@@ -13,4 +14,4 @@ from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *TUNING]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-__all__ = ["Reference", "TransformersModules", "chained", "load_trunk", "stacked"]
+__all__ = ["Reference", "TransformersModules", "causal", "chained", "load_trunk", "stacked"]
 
 
 class Reference(Protocol):
@@ -43,6 +43,11 @@ def load_trunk(folder: Path) -> Any:
         if report.get(kind):
             raise ValueError(f"{folder}: {kind}: {sorted(report[kind])[:5]}")
     return model.eval()
+
+
+def causal(tokens: int) -> Tensor:
+    """What is added to scores so that each token sees those before it, [1, 1, n, n]."""
+    return torch.full((tokens, tokens), -torch.inf).triu(1)[None, None]
 
 
 def chained(module: Module, ids: Tensor, hidden: Tensor, depths: int) -> Tensor:
