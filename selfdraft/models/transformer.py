@@ -55,7 +55,8 @@ class Transformer(Projecting, nn.Module):
 
     Args:
         trunk: its layers are what `run` takes.
-        head: how the MTP modules are wired, and the decoder layer of each; None without a head.
+        head: how the MTP modules are wired, and the decoder layer of each; or a head that is none, which is asked to
+            `draft` as they are; None without a head.
         run: runs a layer of the trunk.
         head_before_norm: whether the head takes the trunk's hidden before the final norm.
     """
@@ -64,7 +65,7 @@ class Transformer(Projecting, nn.Module):
         self,
         shape: Shape,
         trunk: Trunk,
-        head: tuple[ModuleArgs, Sequence[nn.Module]] | None,
+        head: tuple[ModuleArgs, Sequence[nn.Module]] | nn.Module | None,
         *,
         run: RunLayer = run_layer,
         head_before_norm: bool = False,
@@ -75,7 +76,7 @@ class Transformer(Projecting, nn.Module):
         if not shape.tied:
             self.lm_head = nn.Linear(size, shape.vocab_size, bias=False)
         if head is not None:
-            self.mtp = MTPModules(*head)
+            self.mtp = MTPModules(*head) if isinstance(head, tuple) else head
         self.shape = shape
         self.vocab_size, self.context_length = shape.vocab_size, shape.context_length
         self.max_depth = shape.max_depth if head is not None else 0

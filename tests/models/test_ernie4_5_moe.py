@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,11 @@ import pytest
 from selfdraft.errors import CheckpointError
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.loader import build_model
-from tests.models.test_families import write_checkpoint
 from tests.reference.families import FAMILIES
+from tests.support.families import changed, stored
 
 FAMILY = FAMILIES["ernie4_5_moe"]
 BIAS = "e_score_correction_bias"
-
-
-def stored(folder: Path) -> dict[str, mx.array]:
-    found = mx.load(str(folder / "model.safetensors"))
-    assert isinstance(found, dict)
-    return found
-
-
-def written(folder: Path, weights: dict[str, mx.array], **config: Any) -> Path:
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps({**FAMILY.config, **config}))
-    return folder
 
 
 def logits(folder: Path) -> mx.array:
@@ -40,25 +27,25 @@ def logits(folder: Path) -> mx.array:
 
 
 def test_a_projection_that_was_released_transposed_is_turned(tmp_path: Path) -> None:
-    wanted = logits(write_checkpoint(FAMILY, tmp_path))
+    wanted = logits(changed(tmp_path, FAMILY))
     name = "model.mtp_linear_proj.0.weight"
     weights = stored(tmp_path)
     turned = mx.contiguous(weights[name].T)
-    assert mx.array_equal(logits(written(tmp_path, {**weights, name: turned})), wanted).item()
+    assert mx.array_equal(logits(changed(tmp_path, FAMILY, {**weights, name: turned})), wanted).item()
 
 
 def test_a_conversion_without_biases_says_so(tmp_path: Path) -> None:
-    weights = {name: tensor for name, tensor in stored(write_checkpoint(FAMILY, tmp_path)).items() if BIAS not in name}
-    assert logits(written(tmp_path, weights)).size
+    weights = {name: tensor for name, tensor in stored(changed(tmp_path, FAMILY)).items() if BIAS not in name}
+    assert logits(changed(tmp_path, FAMILY, weights)).size
     (note,) = classify(tmp_path).notes
     assert "2 layers lack the bias" in note
     assert BIAS in note
-    assert classify(written(tmp_path, weights, moe_use_aux_free=False)).notes == []
+    assert classify(changed(tmp_path, FAMILY, weights, moe_use_aux_free=False)).notes == []
 
 
 def test_the_last_layer_with_experts_may_be_given_from_the_end(tmp_path: Path) -> None:
-    wanted = logits(write_checkpoint(FAMILY, tmp_path))
-    assert mx.array_equal(logits(written(tmp_path, stored(tmp_path), moe_layer_end_index=-1)), wanted).item()
+    wanted = logits(changed(tmp_path, FAMILY))
+    assert mx.array_equal(logits(changed(tmp_path, FAMILY, moe_layer_end_index=-1)), wanted).item()
 
 
 @pytest.mark.parametrize(
@@ -74,6 +61,5 @@ def test_the_last_layer_with_experts_may_be_given_from_the_end(tmp_path: Path) -
     ],
 )
 def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: Any) -> None:
-    weights = stored(write_checkpoint(FAMILY, tmp_path))
     with pytest.raises(CheckpointError, match=field):
-        build_model(classify(written(tmp_path, weights, **{field: value})), with_head=True)
+        build_model(classify(changed(tmp_path, FAMILY, **{field: value})), with_head=True)
