@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from .base import Architecture, architecture, model_types
+from .base import COMPANION, Architecture, architecture, model_types
 
 __all__ = ["Checkpoint", "HeadReport", "classify", "norm_convention", "read_json"]
 
@@ -29,7 +29,8 @@ class HeadReport:
     """The MTP head of a checkpoint.
 
     Attributes:
-        source: "embedded" in the shards, "separate" (an mtp*.safetensors the index does not list), or "none".
+        source: "embedded" in the shards, "separate" (an mtp*.safetensors the index does not list, or a checkpoint of
+            its own), or "none".
         tensors: how many tensors it has.
         norms: how its norm weights are stored, "plain" where the family has one way; None without a head.
         reason: why it is not used, for people; empty when it is usable.
@@ -98,6 +99,9 @@ def classify(folder: Path) -> Checkpoint:
     text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
     family = _family(text_config, folder)
     _refuse_foreign_quantisation(config, folder)
+    companion = _companion(folder, family)
+    if companion:
+        text_config = {**text_config, COMPANION: read_json(companion / "config.json")}
     generation = folder / "generation_config.json"
 
     notes: list[str] = []
@@ -127,6 +131,9 @@ def _stored(
 ) -> tuple[dict[str, mx.array], Literal["embedded", "separate", "none"]]:
     """Our names of what the folder holds, mapped and not read, and where its head is."""
     listed, separate = _weight_files(folder)
+    companion = _companion(folder, family)
+    if companion:
+        separate += _weight_files(companion)[0]
     tensors = _canonical(listed, family, text_config, notes)
     source: Literal["embedded", "separate", "none"] = (
         "embedded" if any(name.startswith(HEAD) for name in tensors) else "none"
@@ -220,6 +227,21 @@ def _weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return listed, [path for path in beside if path not in listed]
 
 
+def _companion(folder: Path, family: Architecture) -> Path | None:
+    """The checkpoint that holds the head: below the folder, beside it, or beside it in the cache of the Hub."""
+    ending = family.companion
+    if not ending:
+        return None
+    places = [folder / ending.strip("-"), folder.with_name(folder.name + ending)]
+    if folder.parent.name == "snapshots":
+        repository = folder.parent.parent
+        other = repository.with_name(repository.name + ending)
+        newest = other / "refs" / "main"
+        if newest.is_file():
+            places.append(other / "snapshots" / newest.read_text(encoding="utf-8").strip())
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
 def _assembled(
     folder: Path, family: Architecture, stored: dict[str, mx.array], text_config: Mapping[str, Any]
 ) -> dict[str, mx.array]:
@@ -286,6 +308,9 @@ def _head(
     count = sum(name.startswith(HEAD) for name in tensors)
     if not count:
         reason = "the checkpoint has no MTP head"
+        if family.companion:
+            where = f"{family.companion.strip('-')!r} in this folder, or beside it as NAME{family.companion}"
+            reason = f"the head of this family is a checkpoint of its own, and none is there: put it into {where}"
         if claimed:
             reason = f"config.json claims {claimed} MTP layer(s), but the weights hold no mtp tensors"
         return HeadReport("none", 0, None, reason)
@@ -296,7 +321,10 @@ def _head(
 
 def _head_problem(tensors: Mapping[str, mx.array], family: Architecture, text_config: Mapping[str, Any]) -> str:
     """Why these head tensors do not make a head; empty when they do."""
-    expected = family.head_parameters(text_config)
+    try:
+        expected = family.head_parameters(text_config)
+    except CheckpointError as error:
+        return str(error)
     present = {_unquantised(name) for name in tensors if name.startswith(HEAD)}
     if missing := sorted(expected.keys() - present):
         return f"the MTP head lacks {missing[0]!r} ({len(missing)} of {len(expected)} tensors missing)"

@@ -7,6 +7,7 @@ from .fault import Fault
 __all__ = ["FAULTS"]
 
 _FAMILIES = "tests/models/test_families.py"
+_GEMMA = "tests/models/test_gemma4.py"
 
 FAULTS = [
     Fault(
@@ -99,5 +100,96 @@ FAULTS = [
         'value = config.get("time_step_limit") or (0.0, math.inf)',
         "value = (0.001, 0.1)",
         "tests/models/test_nemotron_h.py",
+    ),
+    Fault(
+        "Gemma's assistant stands at the newest key, not behind it",
+        "models/gemma4.py",
+        "ReadCache(row.attention[source], offset - step, behind=1, length=row.length)",
+        "ReadCache(row.attention[source], offset - step, behind=0, length=row.length)",
+        f"{_FAMILIES} -k gemma",
+    ),
+    Fault(
+        "Gemma's assistant moves on with each draft",
+        "models/gemma4.py",
+        "ReadCache(row.attention[source], offset - step, behind=1, length=row.length)",
+        "ReadCache(row.attention[source], min(offset, row.length - 1), behind=1, length=row.length)",
+        f"{_FAMILIES} -k gemma",
+    ),
+    Fault(
+        "a layer that reads another's keys sees past its window",
+        "models/gemma4.py",
+        "begin, end = self._held.begin(self.offset), min(",
+        "begin, end = self._held.first, min(",
+        f"{_FAMILIES} -k gemma",
+    ),
+    Fault(
+        "queries side by side see past the window",
+        "models/gemma4.py",
+        "seen & (keys > queries + self.offset - self._held.window)",
+        "seen",
+        f"{_FAMILIES} {_GEMMA} -k gemma",
+    ),
+    Fault(
+        "padded pairs are answered with keys that are not held",
+        "models/gemma4.py",
+        "min(self._newest + tokens, self._length)",
+        "self._newest + tokens",
+        _GEMMA,
+    ),
+    Fault(
+        "Gemma's assistant is fed its own output as it is",
+        "models/gemma4.py",
+        "hidden = self.post_projection(hidden)",
+        "hidden = mx.pad(hidden, [(0, 0), (0, 0), (0, self.post_projection.weight.shape[0] - hidden.shape[-1])])",
+        f"{_FAMILIES} -k gemma",
+    ),
+    Fault(
+        "Gemma's assistant gets embeddings without their scale",
+        "models/gemma4.py",
+        "embeddings = self.model.embed_tokens(tokens) * self.model.embed_scale",
+        "embeddings = self.model.embed_tokens(tokens)",
+        f"{_FAMILIES} -k gemma",
+    ),
+    Fault(
+        "Gemma's assistant scores all clusters, always",
+        "models/gemma4.py",
+        'if whole or "masked_embedding" not in self:',
+        "if True:",
+        f"{_FAMILIES} {_GEMMA} -k gemma",
+    ),
+    Fault(
+        "Gemma's logits are not capped",
+        "models/gemma4.py",
+        "if self._softcap is None:",
+        "if True:",
+        f"{_FAMILIES} -k gemma",
+    ),
+    Fault(
+        "an assistant of another vocabulary is taken",
+        "models/gemma4.py",
+        '_must_equal("vocab_size", args.vocab_size, "vocab_size", target.vocab_size)',
+        "pass",
+        _GEMMA,
+    ),
+    Fault(
+        "an assistant beside its model is not found",
+        "models/checkpoint.py",
+        'places = [folder / ending.strip("-"), folder.with_name(folder.name + ending)]',
+        'places = [folder / ending.strip("-")]',
+        _GEMMA,
+    ),
+    Fault(
+        "a head that its configuration contradicts is no reason, but an error",
+        "models/checkpoint.py",
+        "except CheckpointError as error:\n        return str(error)",
+        "except CheckpointError:\n        raise",
+        _GEMMA,
+    ),
+    Fault(
+        "the probe asks a head before the trunk holds the text",
+        "models/probe.py",
+        "captured.commit([row], [len(tokens)])",
+        "captured.commit([row], [0])",
+        _GEMMA,
     ),
 ]
