@@ -44,6 +44,8 @@ def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     shape = Shape(
         vocab_size=args.vocab_size,
         context_length=args.max_position_embeddings,
+        heads=args.num_attention_heads,
+        inner=args.intermediate_size,
         layers=(layer,) * args.num_hidden_layers,
         modules=(layer,),
         max_depth=1,

@@ -70,6 +70,11 @@ def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     shape = Shape(
         vocab_size=args.vocab_size,
         context_length=args.max_position_embeddings,
+        heads=max(args.num_attention_heads, args.swa_num_attention_heads),
+        inner=max(
+            args.intermediate_size,
+            (args.num_experts_per_tok + (args.n_shared_experts or 0)) * args.moe_intermediate_size,
+        ),
         layers=tuple(sliding if slides else full for _, slides in kinds),
         modules=(sliding,) * modules,
         max_depth=modules,

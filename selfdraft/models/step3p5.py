@@ -64,6 +64,8 @@ def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     shape = Shape(
         vocab_size=args.vocab_size,
         context_length=args.max_position_embeddings,
+        heads=max(layer.self_attn.num_heads for layer in layers),
+        inner=max(args.intermediate_size, args.moe_top_k * args.moe_intermediate_size + args.share_expert_dim),
         layers=kept[: args.num_hidden_layers],
         modules=kept[args.num_hidden_layers :],
         max_depth=modules,

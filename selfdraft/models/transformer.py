@@ -26,18 +26,24 @@ class Shape:
 
     Attributes:
         vocab_size, context_length: see `Model`.
+        heads: queries of a token, at most.
+        inner: numbers that an MLP, or all experts of a token, hold of it at their widest.
         layers: what each layer of the trunk keeps of a position.
         modules: what each MTP module keeps; empty without a head.
         max_depth: with a head. One module may be chained; of several, each drafts one token.
         tied: whether the embedding is the output projection.
+        expanded: numbers that attention makes of each position it sees, where it keeps fewer.
     """
 
     vocab_size: int
     context_length: int
+    heads: int
+    inner: int
     layers: tuple[KeyValueShape, ...]
     modules: tuple[KeyValueShape, ...] = ()
     max_depth: int = 0
     tied: bool = False
+    expanded: int = 0
 
 
 class Trunk(nn.Module):
@@ -55,7 +61,8 @@ class Transformer(Projecting, nn.Module):
 
     Args:
         trunk: its layers are what `run` takes.
-        head: how the MTP modules are wired, and the decoder layer of each; None without a head.
+        head: how the MTP modules are wired, and the decoder layer of each; or a head that is none, which is asked to
+            `draft` as they are; None without a head.
         run: runs a layer of the trunk.
         head_before_norm: whether the head takes the trunk's hidden before the final norm.
     """
@@ -64,7 +71,7 @@ class Transformer(Projecting, nn.Module):
         self,
         shape: Shape,
         trunk: Trunk,
-        head: tuple[ModuleArgs, Sequence[nn.Module]] | None,
+        head: tuple[ModuleArgs, Sequence[nn.Module]] | nn.Module | None,
         *,
         run: RunLayer = run_layer,
         head_before_norm: bool = False,
@@ -75,7 +82,7 @@ class Transformer(Projecting, nn.Module):
         if not shape.tied:
             self.lm_head = nn.Linear(size, shape.vocab_size, bias=False)
         if head is not None:
-            self.mtp = MTPModules(*head)
+            self.mtp = MTPModules(*head) if isinstance(head, tuple) else head
         self.shape = shape
         self.vocab_size, self.context_length = shape.vocab_size, shape.context_length
         self.max_depth = shape.max_depth if head is not None else 0
@@ -86,6 +93,13 @@ class Transformer(Projecting, nn.Module):
 
     def row_bytes(self, tokens: int) -> int:
         return self._state_shape().row_bytes(tokens, self.max_depth)
+
+    def working_bytes(self, tokens: int, length: int) -> int:
+        size: int = self.model.norm.weight.dtype.size
+        hidden: int = self.model.norm.weight.shape[0]
+        # Residual, norm, output, an MLP's three; scores of all heads and a mask, as measured for Qwen3.5 (docs/log.md).
+        scores = tokens * length * (5 * size * self.shape.heads // 4 + 4)
+        return size * (tokens * (4 * hidden + 3 * self.shape.inner) + length * self.shape.expanded) + scores
 
     def _state_shape(self) -> StateShape:
         dtype: mx.Dtype = self.model.norm.weight.dtype
@@ -102,7 +116,7 @@ class Transformer(Projecting, nn.Module):
         return self.model.embed_tokens if self.shape.tied else self.lm_head
 
     def draft_layers(self) -> Sequence[Any]:
-        if self.max_depth and "output" in self.mtp.at(0):
+        if self.max_depth and isinstance(self.mtp, MTPModules) and "output" in self.mtp.at(0):
             return [module.output for module in self.mtp.layers]
         return super().draft_layers()
 

@@ -134,11 +134,17 @@ class KeyValues:
         """
         self._drop_unseen(offset)
         place = offset - self.first
-        seen = slice(self.begin(offset) - self.first, place + keys.shape[2])
         self.keys = _stored(self.keys, self.room, place, keys)
         self.values = _stored(self.values, self.room, place, values)
         self._shared = False
-        return self.keys[:, :, seen], self.values[:, :, seen]
+        return self.between(self.begin(offset), offset + keys.shape[2])
+
+    def between(self, first: int, end: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of positions first .. end - 1, all of which are held."""
+        assert self.keys is not None
+        assert self.values is not None
+        held = slice(first - self.first, end - self.first)
+        return self.keys[:, :, held], self.values[:, :, held]
 
     def begin(self, offset: int) -> int:
         """The first position that a query at `offset` sees."""

@@ -8,6 +8,7 @@ from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
 from .fault import Fault
 from .hub import FAULTS as HUB
+from .hybrids import FAULTS as HYBRIDS
 from .kernels import FAULTS as KERNELS
 from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
@@ -28,6 +29,7 @@ FAULTS = [
     *PRODUCTS,
     *MODELS,
     *MODULES,
+    *HYBRIDS,
     *TUNING,
     *MEMORY,
     *DOCTOR,
