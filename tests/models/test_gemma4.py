@@ -198,4 +198,4 @@ def test_a_config_is_read_as_saved_without_defaults(tmp_path: Path) -> None:
     mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "pt"})
     model: Any = build_model(classify(tmp_path), with_head=False).model
     hidden = mx.ones((1, 1, 32)) * 50
-    assert mx.array_equal(model.logits(hidden), model.project(hidden)).item()
+    assert mx.array_equal(model.logits(hidden), model.output_layer().as_linear(hidden)).item()

@@ -26,7 +26,10 @@ FAMILY = FAMILIES["nemotron_h"]
 
 
 def test_greedy_text_is_the_same_with_and_without_drafts_in_bf16(tmp_path: Path) -> None:
-    dense = family("dense", {**PATTERN, "hybrid_override_pattern": "M*-M", "mtp_hybrid_override_pattern": "*-"})
+    dense = family(
+        "dense",
+        {**PATTERN, "num_hidden_layers": 4, "hybrid_override_pattern": "M*-M", "mtp_hybrid_override_pattern": "*-"},
+    )
     model = build_model(classify(changed(tmp_path, dense)), with_head=True, dtype=mx.bfloat16).model
     prompt = FAMILY.prompt(60).tolist()
     texts = [solo(model, Request(prompt, params(depth=d, max_tokens=60, temperature=0.0))).emitted for d in (0, 1)]

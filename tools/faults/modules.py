@@ -69,7 +69,7 @@ FAULTS = [
     Fault(
         "Step's modules draft with the trunk's output projection",
         "models/transformer.py",
-        'if self.max_depth and "output" in self.mtp.at(0):',
+        'if self.max_depth and isinstance(self.mtp, MTPModules) and "output" in self.mtp.at(0):',
         "if False:",
         f"{FAMILIES} -k step3p5",
     ),
