@@ -111,6 +111,7 @@ ALLOWED = {
         "__init__",
         "device",
         "errors",
+        "fans",
         "kernels",
         "memory",
         "models",

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 import selfdraft.device
 from selfdraft import memory
 from selfdraft.doctor import versions
+from selfdraft.fans import max_mode, thermalforge
+from tests.support.thermalforge import standing_in
 
 from .conftest import Examined, only
 
@@ -192,13 +195,32 @@ def test_the_wired_limit_of_macos(examined: Examined, monkeypatch: pytest.Monkey
     assert asked == [["sysctl", "-n", "iogpu.wired_limit_mb"]]
 
 
-def test_fans(examined: Examined, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fans(examined: Examined, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert only(examined("fans")).observed == "fans are controlled on macOS alone"
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(thermalforge, "_USUAL_FOLDERS", ())
+    monkeypatch.setenv("PATH", str(tmp_path))
     found = only(examined("fans"))
     assert found.status == "skip"
     assert "brew install" in found.fix
-    monkeypatch.setattr(shutil, "which", lambda name: f"/opt/bin/{name}")
-    found = only(examined("fans"))
-    assert (found.status, found.observed) == ("ok", "ThermalForge: /opt/bin/thermalforge")
+
+
+def test_fans_that_nobody_watches_over(examined: Examined, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with standing_in(tmp_path) as stand_in:
+        monkeypatch.setattr(max_mode, "user_claims", lambda: stand_in.claims)
+        for name, value in stand_in.environment.items():
+            monkeypatch.setenv(name, value)
+        found = only(examined("fans"))
+        assert found.status == "ok"
+        assert found.observed.startswith("automatic, held by nobody here")
+        held = stand_in.claims.claim("a test")
+        stand_in.become("max")
+        found = only(examined("fans"))
+        assert (found.status, found.fix) == ("warn", "selfdraft max off")
+        assert found.observed.startswith("max, held by")
+        held.release()
+        stand_in.plan("status", "garbage")
+        found = only(examined("fans"))
+        assert found.status == "warn"
+        assert "status" in found.observed

@@ -200,4 +200,11 @@ FAULTS = [
         "name not in part",
         _SETTINGS,
     ),
+    Fault(
+        "fans that nobody watches over are fine",
+        "doctor/fans.py",
+        "left = claims.dead() or (claims.live() and claims.watchdog is None)",
+        "left = False",
+        "tests/doctor/test_machine.py",
+    ),
 ]
