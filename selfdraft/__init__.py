@@ -22,6 +22,7 @@ from .errors import (
     InvalidRequest,
     ModelNotFound,
     NonFiniteLogits,
+    OutOfMemoryBudget,
     SelfdraftError,
 )
 from .params import SamplingParams
@@ -43,6 +44,7 @@ __all__ = [
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
+    "OutOfMemoryBudget",
     "Piece",
     "SamplingParams",
     "SelfdraftError",

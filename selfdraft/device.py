@@ -15,6 +15,8 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from .errors import InvalidRequest
+
 if TYPE_CHECKING:
     import mlx.core as mx
 
@@ -93,20 +95,33 @@ def _open(wanted: Blas) -> str:
     return "reference"
 
 
-def choose_dtype(wanted: Dtype, *, quantised: bool) -> mx.Dtype | None:
+def choose_dtype(wanted: Dtype, *, quantised: bool, dense_experts: bool = False) -> mx.Dtype | None:
     """The dtype of floating tensors, and so of activations; None keeps what the checkpoint stores.
+
+    Args:
+        dense_experts: whether it has experts that are not quantised: MLX takes these on a CPU in fp32 alone.
 
     On a CPU quantised products are 6 to 10 times faster with fp32 activations, dense fp32 is faster than bf16 with
     OpenBLAS, and dense bf16 is faster than fp32 with reference BLAS (docs/log.md has the figures). Apple's M1 and M2
     emulate bf16 and have fp16.
+
+    Raises:
+        InvalidRequest: MLX cannot compute in the dtype that is wanted.
     """
     import mlx.core as mx
 
+    on_cpu = mx.default_device() == mx.cpu
     if wanted != "auto":
+        if on_cpu and dense_experts and wanted != "float32":
+            raise InvalidRequest(
+                f"dtype {wanted} is not possible here: on a CPU MLX computes experts that are not quantised in "
+                "float32 alone; take float32 or auto",
+                param="dtype",
+            )
         dtype: mx.Dtype = getattr(mx, wanted)
         return dtype
-    if mx.default_device() == mx.cpu:
-        return mx.float32 if quantised or active_blas() == "openblas" else None
+    if on_cpu:
+        return mx.float32 if quantised or dense_experts or active_blas() == "openblas" else None
     return mx.float16 if _emulates_bfloat16() else None
 
 

@@ -7,6 +7,7 @@ SelfdraftError
 │   ├── ModelNotFound   nothing under that name, here or on the Hub
 │   └── DownloadFailed  a model that could not be fetched whole
 ├── FanError            fans that cannot be held or given back, or are not there
+├── OutOfMemoryBudget   the memory that weights or an answer need is not there
 └── NonFiniteLogits     the model produced NaN or infinity while decoding
 """
 
@@ -20,6 +21,7 @@ __all__ = [
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
+    "OutOfMemoryBudget",
     "SelfdraftError",
 ]
 
@@ -54,6 +56,14 @@ class DownloadFailed(CheckpointError):
 
 class FanError(SelfdraftError):
     """Fans that cannot be held or given back: no Mac, no ThermalForge, or one that does not do what it is told."""
+
+
+class OutOfMemoryBudget(SelfdraftError):
+    """Not enough memory, said before any is taken. `later` says that it may be enough once some is free."""
+
+    def __init__(self, message: str, *, later: bool = False) -> None:
+        super().__init__(message)
+        self.later = later
 
 
 class NonFiniteLogits(SelfdraftError):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from . import tuned
+from .budget import MemoryBudget, Need, together
 from .device import active_blas, choose_dtype
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
-from .memory import free_memory
+from .memory import Allowance, release_buffers
 from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
 from .models.draft_projection import draft_fewer
@@ -41,7 +42,7 @@ __all__ = ["LLM", "Prompt"]
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 Progress = Callable[[int, int], None]
 
-_SESSION_SHARE = 0.25  # of the memory that is free once the weights are loaded
+_SESSION_SHARE = 0.25  # of the memory that the weights leave
 
 
 class LLM:
@@ -54,6 +55,7 @@ class LLM:
         checkpoint: what its folder holds.
         defaults: sampling defaults of its generation_config.json.
         settings: how it was opened.
+        budget: what rows and warm prefixes may use of the memory.
         prompts: renders and tokenises.
         sessions: warm prefixes; None if none are kept.
         max_mode: what holds the fans while rows run; None in other modes.
@@ -72,6 +74,7 @@ class LLM:
         engine: Engine,
         notes: list[str],
         settings: Settings,
+        granted: Allowance,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
@@ -80,8 +83,9 @@ class LLM:
         self.template = template
         self.engine = engine
         self.settings = settings
+        self.budget = MemoryBudget(engine, replace(granted, weights=loaded.nbytes))
         asked = settings.session_cache_max_bytes
-        limit = int(_SESSION_SHARE * free_memory()) if asked is None else int(asked)
+        limit = int(_SESSION_SHARE * (granted.total - granted.weights)) if asked is None else int(asked)
         self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
@@ -95,12 +99,20 @@ class LLM:
     def open(
         cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
     ) -> LLM:
-        """Load the model in a folder; see `selfdraft.load`, which finds it by name."""
+        """Load the model in a folder; see `selfdraft.load`, which finds it by name.
+
+        Raises:
+            OutOfMemoryBudget: its weights do not fit; none was read.
+        """
         checkpoint, stamp = classify(folder), read_stamp(folder)
         tokenizer = Tokenizer.from_folder(folder)
-        dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised)
+        dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+        granted = Allowance.of(checkpoint.weight_bytes(dtype), settings.memory_limit)
+        granted.enforce()
         loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
         notes = list(checkpoint.notes)
+        if granted.warning:
+            notes.append(granted.warning)
         if reason:
             notes.append(f"plain decoding: {reason}")
         always = tokenizer.special_ids.union(tokenizer.added.values())
@@ -116,7 +128,7 @@ class LLM:
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings)
+        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted)
         if llm.max_depth:
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
@@ -142,6 +154,7 @@ class LLM:
         Raises:
             InvalidRequest: a bad parameter, an empty prompt, a depth the head does not allow.
             ContextOverflow: the prompt does not fit.
+            OutOfMemoryBudget: the memory for it is not there, by what is known beforehand.
             NonFiniteLogits: the model broke down.
         """
         result = None
@@ -153,8 +166,13 @@ class LLM:
     def generate_many(
         self, prompts: Sequence[Prompt], params: SamplingParams | None = None, *, raw: bool = False
     ) -> list[Generation]:
-        """Answer several prompts side by side, each a row of the same batch."""
-        streams = [self.stream(prompt, params, raw=raw) for prompt in prompts]
+        """Answer several prompts side by side, each a row of the same batch.
+
+        Raises:
+            OutOfMemoryBudget: together they need more than there is. And what `generate` raises.
+        """
+        answers = [self.answer(self.prompted(prompt, raw=raw), params) for prompt in prompts]
+        streams = self._begun(answers)
         results: list[Generation | None] = [None] * len(streams)
         running = dict(enumerate(streams))
         while running:
@@ -180,7 +198,8 @@ class LLM:
         Bad input is refused here, before the first piece is asked for.
         """
         prompted = self.prompted(prompt, raw=raw, enable_thinking=enable_thinking)
-        return TextStream(self.answer(prompted, params, on_prefill=on_prefill))
+        (stream,) = self._begun([self.answer(prompted, params, on_prefill=on_prefill)])
+        return stream
 
     def score(self, prompt: Prompt, *, top: int = 0, raw: bool = False) -> list[TokenLogprob | None]:
         """How likely a prompt is: the log-probability of each of its tokens after those before it.
@@ -193,10 +212,11 @@ class LLM:
             One entry a token; None for the first, nothing comes before it.
 
         Raises:
-            InvalidRequest, ContextOverflow, NonFiniteLogits: as `generate` does.
+            InvalidRequest, ContextOverflow, OutOfMemoryBudget, NonFiniteLogits: as `generate` does.
         """
         answer = self.answer(self.tokens(prompt, raw=raw), prompt_logprobs=top, only_prompt=True)
-        for _ in TextStream(answer):
+        (stream,) = self._begun([answer])
+        for _ in stream:
             pass
         return answer.prompt_logprobs()
 
@@ -242,6 +262,47 @@ class LLM:
         if params.cache_prompt and not only_prompt and prompt_logprobs is None:
             request = replace(request, session=self._session(prompted))
         return Answer(self.engine, self.tokenizer, request, text, timed=timed)
+
+    def _begun(self, answers: Sequence[Answer]) -> list[TextStream]:
+        """Streams of answers whose memory is there, beside what runs; warm prefixes give way to them.
+
+        Raises:
+            OutOfMemoryBudget: it is not.
+        """
+        running = [self.budget.need(row.request) for row in self.engine.rows]
+        fitted = [self.budget.fitted(answer.request, spare=self.session_bytes) for answer in answers]
+        for answer, (request, _) in zip(answers, fitted, strict=True):
+            answer.request = request
+        needs = [need for _, need in fitted]
+        self.budget.check_together([*running, *needs])
+        self.make_room([*running, *needs], lacking=self.budget.lacking(together(needs)))
+        return [TextStream(answer) for answer in answers]
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes of warm prefixes, which give way to rows."""
+        return self.sessions.figures.bytes if self.sessions else 0
+
+    def make_room(self, needs: Sequence[Need], *, lacking: int = 0) -> None:
+        """Have warm prefixes hold no more than rows leave of the memory, and give up what is lacking for them.
+
+        Args:
+            needs: of all rows.
+            lacking: bytes that are not free.
+        """
+        if self.sessions is None:
+            return
+        self.sessions.allow(max(0, min(self.budget.total - together(needs), self.sessions.limit)))
+        if lacking:
+            self.sessions.shrink(max(0, self.session_bytes - lacking))
+
+    def release(self) -> int:
+        """Give back what MLX keeps of memory that no array uses: for when nothing runs for a while.
+
+        Returns:
+            Bytes that this set free.
+        """
+        return release_buffers()
 
     def _session(self, prompted: Prompted) -> PromptSession | None:
         if self.sessions is None:

@@ -6,8 +6,6 @@ that a wrong line about the server does not keep `run` from running. Opens no ot
 
 from __future__ import annotations
 
-import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -16,6 +14,7 @@ import platformdirs
 from pydantic import AfterValidator, ByteSize, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -25,13 +24,25 @@ from pydantic_settings import (
 from .device import Blas, Dtype
 from .errors import FanError, InvalidRequest
 from .fans import thermalforge
-from .files import write_atomically
+from .settings_file import Stored, forget, read_settings, remember, settings_path
 
-__all__ = ["Settings", "StoredSettings", "checked", "load_settings", "remember", "settings_path"]
+__all__ = [
+    "TABLES",
+    "Origin",
+    "Settings",
+    "Stored",
+    "StoredSettings",
+    "checked",
+    "forget",
+    "load_settings",
+    "origins",
+    "remember",
+    "settings_path",
+]
 
 TABLES = ("server", "start", "models")
 
-_HEADING = "Settings of Selfdraft. Arguments and SELFDRAFT_* in the environment win over them."
+Origin = Literal["argument", "environment", "settings.toml", "default"]
 
 
 class StoredSettings(BaseSettings):
@@ -74,12 +85,14 @@ class Settings(StoredSettings):
         draft_vocabulary: how many of the first ids the head may draft, beside all special tokens; 0 for all. Others are
             emitted all the same, by corrections. Pays where the vocabulary is large for the model, in languages that
             the first ids serve.
+        memory_limit: most bytes of weights, answers, warm prefixes and MLX's buffers together; None takes what is free.
+            Weights or an answer that do not fit are refused before anything is read.
         session_cache_max_bytes: most bytes of warm prefixes in memory; 0 for none, None for a share of what is free.
         ssd_session_cache: whether warm prefixes are also kept on disk, or written there but not read.
-        ssd_session_cache_dir: where; None for the user's cache folder.
-        ssd_session_cache_max_bytes: most bytes of that folder.
-        ssd_session_cache_hourly: most bytes written there in an hour.
-        ssd_session_cache_kv: how keys and values are stored there: "exact", or "8bit", which changes them.
+        ssd_session_cache_dir: the folder on disk; None for the user's cache folder.
+        ssd_session_cache_max_bytes: most bytes of the folder on disk.
+        ssd_session_cache_hourly: most bytes written to that folder in an hour.
+        ssd_session_cache_kv: how keys and values are stored in that folder: "exact", or "8bit", which changes them.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("",)
@@ -90,6 +103,7 @@ class Settings(StoredSettings):
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
     mode: Literal["auto", "turbo", "sustained", "max"] = "auto"
     draft_vocabulary: Annotated[int, AfterValidator(lambda size: _enough_ids(size))] = 0
+    memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
     session_cache_max_bytes: ByteSize | None = None
     ssd_session_cache: Literal["on", "write-only", "off"] = "on"
     ssd_session_cache_dir: Path | None = None
@@ -154,40 +168,27 @@ def checked(kind: type[Kind], given: Mapping[str, Any]) -> Kind:
         remedy = _SIZE if str(first["type"]).startswith("byte_size") else ""
         said = str(first["msg"]).removeprefix("Value error, ")
         message = f"setting {name} ({variable}): {said}{remedy}; got {first['input']!r}"
-        if name not in given and not any(os.environ[each] for each in os.environ if each.upper() == variable):
+        if origins(kind, given).get(name) == "settings.toml":
             message = f"{settings_path()}: {message}. Correct that line, or delete it to have the default back"
         raise InvalidRequest(message, param=name) from error
 
 
-def settings_path() -> Path:
-    """Where settings.toml lies: in $SELFDRAFT_CONFIG_DIR, else in the user's configuration folder."""
-    folder = os.environ.get("SELFDRAFT_CONFIG_DIR")
-    return (Path(folder).expanduser() if folder else platformdirs.user_config_path("selfdraft")) / "settings.toml"
+def origins(kind: type[StoredSettings], given: Mapping[str, Any]) -> dict[str, Origin]:
+    """Where the values of a kind of settings come from, by name; those that are not named are defaults.
 
-
-def remember(table: str, values: Mapping[str, str | int]) -> Path:
-    """Write values into a table of settings.toml; everything else in it stays, comments too.
-
-    Returns:
-        Where they are now.
+    Args:
+        given: arguments by name.
 
     Raises:
-        InvalidRequest: the file cannot be read as TOML. OSError: it cannot be written.
+        InvalidRequest: settings.toml cannot be used.
     """
-    import tomlkit
-
-    path = settings_path()
-    _read(path)
-    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
-    if not path.exists():
-        document.add(tomlkit.comment(_HEADING))
-        document.add(tomlkit.nl())
-    if table not in document:
-        document.add(table, tomlkit.table())
-    for name, value in values.items():
-        document[table][name] = value
-    write_atomically(path, tomlkit.dumps(document))
-    return path
+    names: tuple[Origin, ...] = ("argument", "environment", "settings.toml")
+    here, environment = InitSettingsSource(kind, dict(given)), EnvSettingsSource(kind)
+    sources = kind.settings_customise_sources(kind, here, environment, here, here)
+    found: dict[str, Origin] = {}
+    for origin, source in zip(names, sources, strict=True):
+        found |= {name: origin for name in source() if name in kind.model_fields and name not in found}
+    return found
 
 
 class _SettingsFile(TomlConfigSettingsSource):
@@ -195,7 +196,7 @@ class _SettingsFile(TomlConfigSettingsSource):
 
     def __init__(self, kind: type[StoredSettings]) -> None:
         path = settings_path()
-        content = _read(path)
+        content = read_settings()
         values: dict[str, Any] = {}
         for table in kind.tables:
             part = {name: value for name, value in content.items() if name not in TABLES}
@@ -209,17 +210,6 @@ class _SettingsFile(TomlConfigSettingsSource):
         self.toml_table_header = ()
         self.toml_data = values
         InitSettingsSource.__init__(self, kind, values)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(
-            f"{path}: cannot be read as TOML ({error}); correct it, or delete it to have the defaults back"
-        ) from error
 
 
 def _refuse_unknown(kind: type[StoredSettings], table: str, part: Mapping[str, Any], path: Path) -> None:

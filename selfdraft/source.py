@@ -15,12 +15,13 @@ REFERENCE = "reference"
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
 
 
-def find_model(name: str) -> Path:
+def find_model(name: str, *, fetch: bool = True) -> Path:
     """The folder of a model. One that was pulled is there; another id is downloaded from the Hub if it has to be.
 
     Args:
         name: "reference" (the bundled checkpoint), a path to a folder, or "owner/name" or
             "owner/name@revision" on the Hugging Face Hub.
+        fetch: whether to download what is not here.
 
     Raises:
         ModelNotFound: nothing by that name, or the Hub cannot be reached.
@@ -39,7 +40,7 @@ def find_model(name: str) -> Path:
             f"no model {name!r}: give 'reference', an existing folder, or a Hugging Face id like 'owner/name'"
         )
     pin = find_pin(model.repository)
-    return _pinned(pin) if pin is not None and pin.covers(model) else _download(model)
+    return _pinned(pin) if pin is not None and pin.covers(model) else _download(model, fetch)
 
 
 def _pinned(pin: Pin) -> Path:
@@ -52,12 +53,23 @@ def _pinned(pin: Pin) -> Path:
     return folder
 
 
-def _download(model: ModelId) -> Path:
+def _download(model: ModelId, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model.repository, revision=model.revision, allow_patterns=_PATTERNS))
+        return Path(
+            snapshot_download(
+                model.repository,
+                revision=model.revision,
+                allow_patterns=_PATTERNS,
+                local_files_only=not fetch,
+            )
+        )
     except Exception as error:  # the Hub client raises many kinds, from its own and from its HTTP library's tree
+        if not fetch:
+            raise ModelNotFound(
+                f"{str(model)!r} is no local folder, and not among the models that were downloaded"
+            ) from error
         raise ModelNotFound(
             f"{str(model)!r} is no local folder and could not be fetched from the Hugging Face Hub "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}); "

@@ -10,6 +10,7 @@ import pytest
 
 from selfdraft import device
 from selfdraft.device import choose_dtype
+from selfdraft.errors import InvalidRequest
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,15 @@ def test_mlx_queues_a_whole_cycle_on_cuda_unless_told_otherwise(
     monkeypatch.delitem(sys.modules, "mlx.core")
     device.choose_blas("auto")
     assert os.environ.get("MLX_MAX_OPS_PER_BUFFER") == expected
+
+
+def test_dense_experts_are_computed_in_fp32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX's product of chosen experts takes no other dtype there."""
+    monkeypatch.setattr(mx, "default_device", lambda: mx.cpu)
+    monkeypatch.setattr(device, "active_blas", lambda: "reference")
+    assert choose_dtype("auto", quantised=False, dense_experts=True) == mx.float32
+    assert choose_dtype("float32", quantised=False, dense_experts=True) == mx.float32
+    with pytest.raises(InvalidRequest, match=r"bfloat16.*float32"):
+        choose_dtype("bfloat16", quantised=False, dense_experts=True)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert choose_dtype("bfloat16", quantised=False, dense_experts=True) == mx.bfloat16

@@ -16,7 +16,24 @@ import typer
 
 from .. import __version__
 from ..errors import SelfdraftError
-from . import bench, cache, chat, connect, control, forge, inspect, models, pull, remove, run, serve, start, tune
+from . import (
+    bench,
+    cache,
+    chat,
+    connect,
+    control,
+    doctor,
+    forge,
+    inspect,
+    models,
+    pull,
+    remove,
+    run,
+    serve,
+    settings,
+    start,
+    tune,
+)
 from .max import app as max_app
 from .terminal import say
 
@@ -41,11 +58,13 @@ app.command("inspect")(inspect.inspect)
 app.command("pull")(pull.pull)
 app.command("models")(models.models)
 app.command("remove")(remove.remove)
+app.command("doctor")(doctor.doctor)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
 app.add_typer(forge.app, name="forge")
 app.add_typer(cache.app, name="cache")
 app.add_typer(max_app, name="max")
+app.add_typer(settings.app, name="settings")
 
 
 def _show_version(wanted: bool) -> None:

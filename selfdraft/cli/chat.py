@@ -96,6 +96,7 @@ def _terminal(conversation: Conversation) -> None:
     dim("Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands.")
     reader = LineInput(open_history())
     while True:
+        conversation.rest()
         try:
             line = reader.read()
         except KeyboardInterrupt:

@@ -107,6 +107,10 @@ class Conversation(ABC):
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]
         return Turn(text, [*opening, *self.messages, {"role": "user", "content": text}])
 
+    @abstractmethod
+    def rest(self) -> None:
+        """Give back memory that no answer needs: the user may take long."""
+
     def reset(self) -> None:
         """Forget the messages; settings stay."""
         self.messages.clear()
@@ -151,6 +155,9 @@ class LocalConversation(Conversation):
     @property
     def knows_thinking(self) -> bool:
         return self.llm.template is not None and "enable_thinking" in self.llm.template.variables
+
+    def rest(self) -> None:
+        self.llm.release()
 
     def turn(self, text: str) -> Turn:
         turn = super().turn(text)

@@ -145,6 +145,17 @@ class EngineFlags:
         ),
     ] = None
 
+    memory_limit: Annotated[
+        str | None,
+        flag(
+            "--memory-limit",
+            "Most memory for weights, answers and warm prefixes together, as 12GiB; what does not fit is refused at "
+            "once. Default: $SELFDRAFT_MEMORY_LIMIT, else what is free.",
+            _ENGINE,
+            "SIZE",
+        ),
+    ] = None
+
     def given(self) -> dict[str, Any]:
         """The settings among these flags, by name; None where a flag was not given."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "model"}
@@ -175,7 +186,7 @@ class SessionFlags(EngineFlags):
         str | None,
         flag(
             "--session-cache-max-bytes",
-            "Memory for them, as 4GiB; 0 for none. Default: a quarter of what is free.",
+            "Memory for them, as 4GiB; 0 for none. Default: a quarter of what the weights leave.",
             _SESSIONS,
             "SIZE",
         ),

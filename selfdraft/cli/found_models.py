@@ -80,14 +80,10 @@ def described(name: str, folder: Path, settings: Settings, kind: Kind, commit: s
     except CheckpointError as error:
         problem = str(error).removeprefix(f"{folder}: ")
         return FoundModel(name, folder, kind, disk, problem=problem, commit=commit)
-    import mlx.core as mx
-
     from ..device import choose_dtype
 
-    dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised)
-    weights = sum(
-        tensor.size * dtype.size if dtype and mx.issubdtype(tensor.dtype, mx.floating) else tensor.nbytes
-        for tensor in checkpoint.tensors.values()
+    weights = checkpoint.weight_bytes(
+        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
     )
     return FoundModel(name, folder, kind, disk, memory_for(weights), checkpoint.head.reason, commit=commit)
 

@@ -167,7 +167,9 @@ def _device(checkpoint: Checkpoint, settings: Settings) -> dict[str, str]:
 
     from ..device import active_blas, choose_dtype
 
-    dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised) or _stored_dtype(checkpoint)
+    dtype = choose_dtype(
+        settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts
+    ) or _stored_dtype(checkpoint)
     device = "cpu" if mx.default_device() == mx.cpu else "gpu"
     return {"device": device, "blas": active_blas(), "dtype": _name(dtype)}
 

@@ -47,6 +47,9 @@ class RemoteConversation(Conversation):
     def knows_thinking(self) -> bool:
         return True  # the server leaves it out where the template knows none
 
+    def rest(self) -> None:
+        """Nothing: the server knows when it is idle."""
+
     def answer(self, turn: Turn, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
         answer = {"content": "", "reasoning_content": ""}
         finish: FinishReason = "cancelled"

@@ -95,16 +95,6 @@ class ServeFlags:
         int | None,
         flag("--queue", "Answers that wait for a place; beyond, 429. Default: 64.", _LIMITS, "N", whole),
     ] = None
-    memory_limit: Annotated[
-        int | None,
-        flag(
-            "--memory-limit",
-            "MiB for answers, beside the weights. Default: 90% of what is free.",
-            _LIMITS,
-            "MIB",
-            whole,
-        ),
-    ] = None
     max_body: Annotated[
         int | None, flag("--max-body", "Most MiB of a request. Default: 32.", _LIMITS, "MIB", whole)
     ] = None

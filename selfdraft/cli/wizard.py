@@ -51,7 +51,7 @@ def ask(before: StartSettings, settings: Settings, url: str) -> StartSettings:
     print(f"selfdraft {__version__} · three questions; Enter takes the answer in brackets")
     dim("looking for models ...")
     found = find_models(settings)
-    model = _ask_model(before.model, found)
+    model = _ask_model(before.model, found, settings)
     drafting, surface = before.drafting, before.surface
     known = next((each for each in found if each.name == model), None)
     if known is not None and known.head:
@@ -87,10 +87,10 @@ def one_key() -> str:
     return "" if key == "\x04" else key.replace("\r", "\n")
 
 
-def _ask_model(before: str, found: Sequence[FoundModel]) -> str:
+def _ask_model(before: str, found: Sequence[FoundModel], settings: Settings) -> str:
     from ..memory import free_memory
 
-    free = free_memory()
+    free = settings.memory_limit or free_memory()
     usable = [each for each in found if not each.problem]
     _heading("Which model?")
     for number, each in enumerate(usable, 1):

@@ -33,6 +33,7 @@ class SelfCheck:
         most: the largest that passes.
         gain: measures how many times faster it is than what it replaces; None if that needs no measurement.
         reason: why it is left out, once it was run and failed; else None.
+        found_error, found_gain: what the run measured; None for what it did not come to.
     """
 
     name: str
@@ -40,6 +41,8 @@ class SelfCheck:
     most: float
     gain: Callable[[], float] | None = None
     reason: str | None = field(default=None, init=False)
+    found_error: float | None = field(default=None, init=False)
+    found_gain: float | None = field(default=None, init=False)
     _passed: bool | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -54,9 +57,14 @@ class SelfCheck:
             self._passed = self._run()
         return self._passed
 
+    @property
+    def slower(self) -> bool:
+        """Whether it is left out for that alone: it is right."""
+        return self.found_gain is not None and self.found_gain < 1
+
     def _run(self) -> bool:
         try:
-            error = self.error()
+            error = self.found_error = self.error()
             gain = self._gain() if error <= self.most else 1.0
         except Exception as failure:  # whatever a compiler or a driver may say
             self.reason = f"it cannot be run here: {failure}"
@@ -80,6 +88,7 @@ class SelfCheck:
         for _ in range(2):
             if gain < 1:
                 gain = max(gain, self.gain())
+        self.found_gain = gain
         return gain
 
 

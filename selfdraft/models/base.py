@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 
 from ..state import Captured, RowState
 
-__all__ = ["Architecture", "Model", "architecture", "model_types", "register", "runs_ahead"]
+__all__ = ["COMPANION", "Architecture", "Model", "architecture", "model_types", "register", "runs_ahead"]
 
 
 class Model(Protocol):
@@ -35,6 +35,10 @@ class Model(Protocol):
 
     def row_bytes(self, tokens: int) -> int:
         """Bytes of state that a row of `tokens` tokens holds, with every step of a deepest cycle kept."""
+
+    def working_bytes(self, tokens: int, length: int) -> int:
+        """Bytes beside the state that a forward of `tokens` tokens of one row takes, attending `length` entries: an
+        estimate from above, of the layer that takes most."""
 
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
         """Run the trunk on tokens [B, T], one row of state each, written behind row.length.
@@ -80,7 +84,8 @@ class Model(Protocol):
             step: 0 for true pairs; else how many drafts the token is of, of which it is the newest: W is 1.
 
         Returns:
-            The head's output [B, W, H]: the next step's `hidden`, and `draft_logits` of it is the law of t_{i+1}.
+            The head's output [B, W, H], or of a width of its own: the next step's `hidden`, and `draft_logits` of it is
+            the law of t_{i+1}.
         """
 
 
@@ -103,9 +108,13 @@ class Architecture:
         verified: what trunk and head were compared with, for people; "" where nothing independent could be had.
         assemble: tensors by canonical name, text config -> parameters in MLX layout, such as experts that are stacked.
             Nothing is evaluated in it.
+        remarks: tensors by canonical name, text config -> lines a user should read, such as what a conversion left out.
         zero_centred: parameter name -> True for the norms that Hugging Face stores as w, with an effective 1 + w; None
             where the family has none.
         required: parameters no such checkpoint can lack; the first is the embedding.
+        fp8_rows: parameter name, text config -> after how many rows blocks of an FP8 weight may begin anew, or None.
+        companion: where the head is a checkpoint of its own: what its name has behind the trunk's, as "-assistant".
+            Its configuration is then the field `COMPANION` of the text config.
     """
 
     model_types: tuple[str, ...]
@@ -113,14 +122,20 @@ class Architecture:
     canonical: Callable[[str, Mapping[str, Any]], str | None]
     verified: str
     assemble: Callable[[dict[str, mx.array], Mapping[str, Any]], dict[str, mx.array]] = lambda tensors, _: tensors
+    remarks: Callable[[Mapping[str, mx.array], Mapping[str, Any]], list[str]] = lambda *_: []
     zero_centred: Callable[[str], bool] | None = None
     required: tuple[str, ...] = ("model.embed_tokens.weight",)
+    fp8_rows: Callable[[str, Mapping[str, Any]], int | None] = lambda name, config: None
+    companion: str = ""
 
     def head_parameters(self, text_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         """Names and shapes of an unquantised head's parameters."""
         parameters = dict(tree_flatten(self.build(text_config, True).parameters()))
         return {name: tensor.shape for name, tensor in parameters.items() if name.startswith("mtp.")}
 
+
+# Field of a text config: the configuration of the checkpoint that holds the head.
+COMPANION = "companion_config"
 
 _REGISTRY: dict[str, Architecture] = {}
 

@@ -6,6 +6,7 @@ Weights are mapped, not read: names, shapes and dtypes come from the safetensors
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +17,14 @@ import numpy as np
 
 from ..errors import CheckpointError
 from . import foreign
-from .base import Architecture, architecture, model_types
+from .base import COMPANION, Architecture, architecture, model_types
 from .strict_json import parse, safetensors_header
 
 __all__ = ["Checkpoint", "HeadReport", "accept", "classify", "norm_convention", "read_json", "weight_files"]
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
+_EXPERTS = re.compile(r"\.switch_mlp\.\w+\.weight$")
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class HeadReport:
     """The MTP head of a checkpoint.
 
     Attributes:
-        source: "embedded" in the shards, "separate" (an mtp*.safetensors the index does not list), or "none".
+        source: "embedded" in the shards, "separate" (an mtp*.safetensors the index does not list, or a checkpoint of
+            its own), or "none".
         tensors: how many tensors it has.
         norms: how its norm weights are stored, "plain" where the family has one way; None without a head.
         reason: why it is not used, for people; empty when it is usable.
@@ -81,12 +84,30 @@ class Checkpoint:
             CheckpointError: the files changed and cannot be read any more.
         """
         stored = _stored(self.folder, self.architecture, self.text_config, [])[0]
-        return _assembled(self.folder, self.architecture, stored, self.text_config)
+        return _assembled(self.folder, self.architecture, stored, self.text_config)[0]
 
     @property
     def quantised(self) -> bool:
         """Whether any weight is stored quantised."""
         return any(name.endswith(".scales") for name in self.tensors)
+
+    @property
+    def dense_experts(self) -> bool:
+        """Whether it has experts that are not stored quantised."""
+        layers = [name.removesuffix("weight") for name in self.tensors if _EXPERTS.search(name)]
+        return any(f"{layer}scales" not in self.tensors for layer in layers)
+
+    def weight_bytes(self, dtype: mx.Dtype | None) -> int:
+        """Bytes of the weights in memory, its head's too if that is usable.
+
+        Args:
+            dtype: of floating tensors; None is as stored.
+        """
+        return sum(
+            tensor.size * dtype.size if dtype and mx.issubdtype(tensor.dtype, mx.floating) else tensor.nbytes
+            for name, tensor in self.tensors.items()
+            if not (self.head.reason and name.startswith(HEAD))
+        )
 
 
 def classify(folder: Path) -> Checkpoint:
@@ -100,7 +121,8 @@ def classify(folder: Path) -> Checkpoint:
 
     stored, head_source = _stored(folder, family, text_config, notes)
     layout = _layout(folder, stored)
-    tensors = _assembled(folder, family, stored, text_config)
+    tensors, broken = _assembled(folder, family, stored, text_config)
+    notes += family.remarks(stored, text_config)
     absent = [name for name in family.required if name not in tensors]
     if absent:
         raise CheckpointError(f"{folder}: no tensor {absent[0]!r} in the weights; the download may be incomplete")
@@ -113,7 +135,7 @@ def classify(folder: Path) -> Checkpoint:
         tensors=tensors,
         layout=layout,
         norms=_norms(tensors, family, layout, head=False),
-        head=_head(tensors, family, layout, head_source, text_config),
+        head=_head(tensors, family, layout, head_source, text_config, broken),
         notes=notes,
     )
 
@@ -141,6 +163,9 @@ def _configured(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Architect
     text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
     family = _family(text_config, folder)
     notes = _foreign_quantisation(config, folder)
+    companion = _companion(folder, family)
+    if companion:
+        text_config = {**text_config, COMPANION: read_json(companion / "config.json")}
     try:
         family.build(text_config, False)  # nothing is evaluated
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -156,6 +181,9 @@ def _stored(
 ) -> tuple[dict[str, mx.array], Literal["embedded", "separate", "none"]]:
     """Our names of what the folder holds, mapped and not read, and where its head is."""
     listed, separate = weight_files(folder)
+    companion = _companion(folder, family)
+    if companion:
+        separate += weight_files(companion)[0]
     tensors = _canonical(listed, family, text_config, notes)
     source: Literal["embedded", "separate", "none"] = (
         "embedded" if any(name.startswith(HEAD) for name in tensors) else "none"
@@ -272,19 +300,38 @@ def _refuse_incomplete(folder: Path, listed: Sequence[str], there: Collection[st
         raise CheckpointError(f"{folder}: no model*.safetensors there (other weight formats are not read)")
 
 
+def _companion(folder: Path, family: Architecture) -> Path | None:
+    """The checkpoint that holds the head: below the folder, beside it, or beside it in the cache of the Hub."""
+    ending = family.companion
+    if not ending:
+        return None
+    places = [folder / ending.strip("-"), folder.with_name(folder.name + ending)]
+    if folder.parent.name == "snapshots":
+        repository = folder.parent.parent
+        other = repository.with_name(repository.name + ending)
+        newest = other / "refs" / "main"
+        if newest.is_file():
+            places.append(other / "snapshots" / newest.read_text(encoding="utf-8").strip())
+    return next((place for place in places if (place / "config.json").is_file()), None)
+
+
 def _assembled(
     folder: Path, family: Architecture, stored: dict[str, mx.array], text_config: Mapping[str, Any]
-) -> dict[str, mx.array]:
-    """Our parameters, mapped and not read."""
+) -> tuple[dict[str, mx.array], str]:
+    """Our parameters, mapped and not read; without the head's, and why, where only these cannot be put together."""
     if settings := _foreign(text_config):
-        stored = foreign.in_mlx_layout(stored, settings)
+        stored = foreign.in_mlx_layout(stored, settings, lambda name: family.fp8_rows(name, text_config))
     try:
-        return family.assemble(stored, text_config)
+        return family.assemble(stored, text_config), ""
     except (KeyError, ValueError) as error:
-        lacking = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(
-            f"{folder}: the weights do not fit config.json: {lacking}; fetch the checkpoint again"
-        ) from error
+        said = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
+        trunk = {name: tensor for name, tensor in stored.items() if not name.startswith(HEAD)}
+        try:
+            return family.assemble(trunk, text_config), f"its tensors cannot be put together: {said}"
+        except (KeyError, ValueError):
+            raise CheckpointError(
+                f"{folder}: the weights do not fit config.json: {said}; fetch the checkpoint again"
+            ) from error
 
 
 def _layout(folder: Path, stored: Mapping[str, mx.array]) -> Literal["huggingface", "mlx"]:
@@ -336,11 +383,17 @@ def _head(
     layout: str,
     source: Literal["embedded", "separate", "none"],
     text_config: Mapping[str, Any],
+    broken: str,
 ) -> HeadReport:
+    if broken:
+        return HeadReport(source, 0, None, broken)
     claimed = text_config.get("mtp_num_hidden_layers") or text_config.get("num_nextn_predict_layers") or 0
     count = sum(name.startswith(HEAD) for name in tensors)
     if not count:
         reason = "the checkpoint has no MTP head"
+        if family.companion:
+            where = f"{family.companion.strip('-')!r} in this folder, or beside it as NAME{family.companion}"
+            reason = f"the head of this family is a checkpoint of its own, and none is there: put it into {where}"
         if claimed:
             reason = f"config.json claims {claimed} MTP layer(s), but the weights hold no mtp tensors"
         return HeadReport("none", 0, None, reason)
@@ -351,7 +404,10 @@ def _head(
 
 def _head_problem(tensors: Mapping[str, mx.array], family: Architecture, text_config: Mapping[str, Any]) -> str:
     """Why these head tensors do not make a head; empty when they do."""
-    expected = family.head_parameters(text_config)
+    try:
+        expected = family.head_parameters(text_config)
+    except CheckpointError as error:
+        return str(error)
     present = {_unquantised(name) for name in tensors if name.startswith(HEAD)}
     if missing := sorted(expected.keys() - present):
         return f"the MTP head lacks {missing[0]!r} ({len(missing)} of {len(expected)} tensors missing)"

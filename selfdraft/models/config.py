@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import CheckpointError
 
-__all__ = ["layer_args", "positive_number", "whole_number", "with_rope"]
+__all__ = ["check_kinds", "each_layer", "layer_args", "layers_built", "positive_number", "whole_number", "with_rope"]
 
 Args = TypeVar("Args")
 
@@ -33,6 +37,47 @@ def layer_args(kind: type[Args], config: Mapping[str, Any], whole_numbers: Seque
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: a field is missing or has a value of the wrong kind ({error})") from error
     return args
+
+
+def check_kinds(args: Any, but: Collection[str] = ()) -> None:
+    """Hold the arguments of mlx-lm's layers to what these declare.
+
+    Args:
+        args: a dataclass; whole numbers and others are not told apart in it.
+        but: fields that take more than their declaration says.
+
+    Raises:
+        CheckpointError: a field has a value of another kind, by name.
+    """
+    hints = get_type_hints(type(args))
+    for field in fields(args):
+        value = getattr(args, field.name)
+        if field.name not in but and not _is_of_kind(value, hints[field.name]):
+            raise CheckpointError(f"config.json: {field.name} has a value of the wrong kind, {value!r}")
+
+
+def _is_of_kind(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return any(_is_of_kind(value, each) for each in get_args(kind))
+    if kind is Any:
+        return True
+    if kind in (int, float):
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, origin or kind)
+
+
+@contextmanager
+def layers_built() -> Iterator[None]:
+    """While layers are built from a config.
+
+    Raises:
+        CheckpointError: what it says of them cannot be built.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json: its layers cannot be built ({error})") from error
 
 
 def whole_number(config: Mapping[str, Any], name: str, *, least: int = 1, default: int | None = None) -> int:
@@ -63,6 +108,27 @@ def positive_number(config: Mapping[str, Any], name: str, *, within: str = "") -
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise CheckpointError(f"config.json: {within}{name} must be a number above 0, not {value!r}")
     return value
+
+
+def each_layer(config: Mapping[str, Any], name: str, layers: int, among: Collection[Any] = ()) -> list[Any]:
+    """A field that has a value for each of the first `layers` layers, at least.
+
+    Args:
+        among: the values it may have; any number above 0 if there are none.
+
+    Raises:
+        CheckpointError: it has fewer, or another value, or is missing.
+    """
+    values = config.get(name)
+    if not isinstance(values, list) or len(values) < layers:
+        found = f"{len(values)} values" if isinstance(values, list) else repr(values)
+        raise CheckpointError(f"config.json: {name} must have a value for each of {layers} layers, not {found}")
+    for value in values[:layers]:
+        if not among:
+            positive_number({name: value}, name)
+        elif value not in among:
+            raise CheckpointError(f"config.json: {name} holds {value!r}; known: {', '.join(map(repr, among))}")
+    return values
 
 
 def with_rope(config: Mapping[str, Any]) -> dict[str, Any]:

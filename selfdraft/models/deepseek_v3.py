@@ -109,6 +109,12 @@ def model_of(
     shape = Shape(
         vocab_size=args.vocab_size,
         context_length=args.max_position_embeddings,
+        heads=args.num_attention_heads,
+        inner=max(
+            args.intermediate_size,
+            (args.num_experts_per_tok + (args.n_shared_experts or 0)) * args.moe_intermediate_size,
+        ),
+        expanded=args.num_attention_heads * (args.qk_nope_head_dim + args.v_head_dim),
         layers=(kept,) * args.num_hidden_layers,
         modules=(kept,),
         max_depth=RECURRENT_DEPTH,

@@ -8,7 +8,7 @@ and 0 for the others, every rejection rule is exact, and what is left out is emi
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -50,32 +50,44 @@ def draft_tokens(size: int, vocab_size: int, always: Collection[int]) -> list[in
 
 
 class Projecting:
-    """The projections of a `Model` whose head takes its trunk's."""
+    """The projections of a `Model`."""
 
-    _few_drafts: DraftProjection | None = None
+    _few_drafts: _Projections | None = None
 
     def output_layer(self) -> Any:
         """The output projection: a linear layer, or a tied embedding."""
         raise NotImplementedError
 
+    def draft_layers(self) -> Sequence[Any]:
+        """The output projection of each step's drafts; the last is also that of all steps after it."""
+        return [self.output_layer()]
+
     def logits(self, hidden: mx.array) -> mx.array:
         """See `Model.logits`."""
-        return self.project(hidden)
-
-    def project(self, hidden: mx.array) -> mx.array:
-        """The output projection, and nothing else."""
-        layer = self.output_layer()
-        out: mx.array = layer.as_linear(hidden) if hasattr(layer, "as_linear") else layer(hidden)
-        return out
+        return _projected(self.output_layer(), hidden)
 
     def draft_only(self, tokens: Sequence[int] | None) -> int:
         """See `Model.draft_only`."""
-        self._few_drafts = None if tokens is None else DraftProjection(self.output_layer(), tokens)
-        return self._few_drafts.nbytes if self._few_drafts else 0
+        layers = [] if tokens is None else [DraftProjection(layer, tokens) for layer in self.draft_layers()]
+        self._few_drafts = _Projections(layers) if layers else None
+        return sum(layer.nbytes for layer in layers)
 
     def draft_logits(self, hidden: mx.array, step: int = 0, *, whole: bool = False) -> mx.array:
-        """See `Model.draft_logits`; all steps are alike."""
-        return self.project(hidden) if whole or self._few_drafts is None else self._few_drafts(hidden)
+        """See `Model.draft_logits`."""
+        layers = self.draft_layers() if whole or self._few_drafts is None else self._few_drafts.layers
+        return _projected(layers[min(step, len(layers) - 1)], hidden)
+
+
+@dataclass(frozen=True)
+class _Projections:
+    """One a step. (MLX takes a module's list for parameters.)"""
+
+    layers: Sequence[DraftProjection]
+
+
+def _projected(layer: Any, hidden: mx.array) -> mx.array:
+    out: mx.array = layer.as_linear(hidden) if hasattr(layer, "as_linear") else layer(hidden)
+    return out
 
 
 class DraftProjection:

@@ -8,7 +8,7 @@ Layouts: AutoAWQ `gemm`, GPTQModel (formats gptq and gptq_v2), compressed-tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -55,18 +55,21 @@ def note(settings: Mapping[str, Any]) -> str:
     )
 
 
-def in_mlx_layout(tensors: dict[str, mx.array], settings: Mapping[str, Any]) -> dict[str, mx.array]:
+def in_mlx_layout(
+    tensors: dict[str, mx.array], settings: Mapping[str, Any], fp8_rows: Callable[[str], int | None] = lambda name: None
+) -> dict[str, mx.array]:
     """Tensors by name, those of a quantised layer as `weight`, `scales` and `biases`, or as a dense `weight`.
 
     Args:
         settings: the checkpoint's `quantization_config`, which `refusal` lets pass.
+        fp8_rows: see `Architecture`.
 
     Raises:
         CheckpointError, ValueError: a layer lacks a tensor, or has one of another shape or dtype.
     """
     method = settings["quant_method"]
     if method == "fp8":
-        return fp8.dequantised(tensors)
+        return fp8.dequantised(tensors, fp8_rows)
     suffix = _PACKED if method == "compressed-tensors" else "qweight"
     layers = [name.removesuffix(suffix) for name in tensors if name.endswith(f".{suffix}")]
     unpack = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}[method]

@@ -6,34 +6,49 @@ weight is multiplied by. Nothing is evaluated here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 
-__all__ = ["BLOCK", "dequantised"]
+__all__ = ["BLOCK", "SCALES", "dequantised"]
 
 BLOCK = 128
 
-_SCALES = "_scale_inv"
+SCALES = "_scale_inv"
 
 
-def dequantised(tensors: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def dequantised(
+    tensors: Mapping[str, mx.array], anew: Callable[[str], int | None] = lambda name: None
+) -> dict[str, mx.array]:
     """Tensors by name, those with scales as bf16 and without them; the others as they are.
+
+    Args:
+        anew: name of a weight -> after how many rows its blocks begin anew, if the number of scales says so.
 
     Raises:
         ValueError: another format of FP8 than the one above, by name.
     """
-    if alone := sorted(name for name in tensors if name.endswith(_SCALES) and _weight_of(name) not in tensors):
+    if alone := sorted(name for name in tensors if name.endswith(SCALES) and _weight_of(name) not in tensors):
         raise ValueError(f"{alone[0]} has no {_weight_of(alone[0])}")
     return {
-        name: _dequantised(name, tensor, tensors[name + _SCALES]) if name + _SCALES in tensors else tensor
+        name: _by_parts(name, tensor, tensors[name + SCALES], anew(name)) if name + SCALES in tensors else tensor
         for name, tensor in tensors.items()
-        if not name.endswith(_SCALES)
+        if not name.endswith(SCALES)
     }
 
 
 def _weight_of(scales: str) -> str:
-    return scales.removesuffix(_SCALES)
+    return scales.removesuffix(SCALES)
+
+
+def _by_parts(name: str, weight: mx.array, scales: mx.array, rows: int | None) -> mx.array:
+    """A weight whose blocks may begin anew after so many rows."""
+    if rows is not None and weight.shape[0] % rows == 0:
+        parts = weight.shape[0] // rows
+        if scales.shape[0] == parts * -(-rows // BLOCK) != -(-weight.shape[0] // BLOCK):
+            pairs = zip(mx.split(weight, parts), mx.split(scales, parts), strict=True)
+            return mx.concatenate([_dequantised(name, *pair) for pair in pairs])
+    return _dequantised(name, weight, scales)
 
 
 def _dequantised(name: str, weight: mx.array, scales: mx.array) -> mx.array:

@@ -48,6 +48,11 @@ def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     shape = Shape(
         vocab_size=args.vocab_size,
         context_length=args.max_position_embeddings,
+        heads=args.num_attention_heads,
+        inner=max(
+            args.intermediate_size,
+            (args.num_experts_per_tok + args.n_shared_experts) * args.moe_intermediate_size,
+        ),
         layers=(layer,) * args.num_hidden_layers,
         modules=(layer,),
         max_depth=RECURRENT_DEPTH,

@@ -9,6 +9,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.models.mla import QuantizedMultiLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from mlx_lm.utils import infer_quant_config
 
 from ..errors import CheckpointError
@@ -20,9 +22,11 @@ __all__ = ["LoadedModel", "always_fp32", "build_model", "quantisation_of", "stor
 
 Progress = Callable[[int, int], None]
 
+_QUANTISED: Any = (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear, QuantizedMultiLinear)
+
 # Decay rates span e^-8 .. e^3: below fp32 a rate is rounded away. What an expert's score is corrected by decides ties.
 # mlx-lm keeps both in fp32 too.
-_ALWAYS_FP32 = ("A_log", "e_score_correction_bias")
+_ALWAYS_FP32 = ("A_log", "e_score_correction_bias", "router_bias")
 
 
 @dataclass(frozen=True)
@@ -79,10 +83,10 @@ def quantisation_of(module: nn.Module) -> dict[str, int]:
     """How many layers have which format: {"4-bit group 64": 40, "dense": 3}."""
     counts: dict[str, int] = {}
     for _, layer in module.named_modules():
-        if isinstance(layer, nn.QuantizedLinear | nn.QuantizedEmbedding):
+        if isinstance(layer, _QUANTISED):
             key = f"{layer.bits}-bit group {layer.group_size}"
             key += "" if layer.mode == "affine" else f" {layer.mode}"
-        elif isinstance(layer, nn.Linear | nn.Embedding):
+        elif hasattr(layer, "to_quantized"):
             key = "dense"
         else:
             continue

@@ -4,7 +4,8 @@ A module projects [norm(embedding); norm(hidden)] to the hidden size, runs a dec
 before the output projection. Module j's entry e is (what module j - 1 put out for entry e, t_{e+j+1}), with the trunk's
 hidden for j = 0; it predicts t_{e+j+2}. So when true pairs, or a draft, come in at offset o, module j writes the same
 tokens at o - j. A checkpoint with one module drafts deeper by chaining it: then it is its own predecessor, and its
-entry moves on with each draft.
+entry moves on with each draft. Modules that stand side by side all take the trunk's hidden of entry e: what one hands
+on to the next is then the hidden that it was given.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class ModuleArgs:
         embedding_first: whether the projection takes [embedding; hidden] or [hidden; embedding].
         final_norm: whether a module has a norm before the output projection.
         chain_normed: whether what goes on to the next step is behind that norm.
+        side_by_side: whether each of several modules takes the trunk's hidden, not what the one before it put out.
         vocab_size: of an output projection of its own; None where the trunk's is shared.
         run_layer: runs the decoder layer.
     """
@@ -43,6 +45,7 @@ class ModuleArgs:
     embedding_first: bool = True
     final_norm: bool = True
     chain_normed: bool = False
+    side_by_side: bool = False
     vocab_size: int | None = None
     run_layer: RunLayer = run_layer
 
@@ -83,6 +86,7 @@ class MTPModules(nn.Module):
     def __init__(self, args: ModuleArgs, blocks: Sequence[nn.Module]) -> None:
         super().__init__()
         self.layers = [MTPModule(args, block) for block in blocks]
+        self._side_by_side = args.side_by_side
 
     def at(self, step: int) -> MTPModule:
         """The module whose output a step of drafting gives."""
@@ -96,38 +100,34 @@ class MTPModules(nn.Module):
         if len(self.layers) == 1:
             return self._run(0, embeddings, hidden, rows, offsets)
         places = [offset - step for offset in offsets]
+        if step and self._side_by_side:  # what the step before put out is for its logits alone
+            hidden = mx.concatenate(_given(step, step, _by_row(hidden), rows, offsets)[0])
         first = self._run(step, embeddings, hidden, rows, places)
-        outputs = [[first[i : i + 1] for i in range(len(rows))]]
+        handed_on = [_by_row(hidden if self._side_by_side else first)]
         for module in range(step + 1, len(self.layers)):
-            outputs.append(self._follow(module, step, embeddings, outputs[-1], rows, offsets))
-        for row, offset, found in zip(rows, offsets, zip(*outputs, strict=True), strict=True):
+            given, places = _given(module, step, handed_on[-1], rows, offsets)
+            found = self._run_ragged(module, embeddings, given, rows, places)
+            handed_on.append(given if self._side_by_side else found)
+        for row, offset, outputs in zip(rows, offsets, zip(*handed_on, strict=True), strict=True):
             if step == 0:
-                row.head_outputs = HeadOutputs(offset, found[:-1])
+                row.head_outputs = HeadOutputs(offset, outputs[:-1])
             else:
                 assert row.head_outputs is not None
-                row.head_outputs = replace(row.head_outputs, drafted=found)
+                row.head_outputs = replace(row.head_outputs, drafted=outputs)
         return first
 
-    def _follow(
+    def _run_ragged(
         self,
         module: int,
-        step: int,
         embeddings: mx.array,
-        before: Sequence[mx.array],
+        hidden: list[mx.array],
         rows: Sequence[RowState],
-        offsets: Sequence[int],
+        places: Sequence[int],
     ) -> list[mx.array]:
-        """Outputs [1, w, H] of a module for a step's tokens, of each row: one entry behind the module before it."""
-        hidden, places = [], []
-        for row, found, offset in zip(rows, before, offsets, strict=True):
-            newest = _newest(row, module - 1, step, offset) if offset >= module else None
-            earlier = found[:, :-1]
-            hidden.append(earlier if newest is None else mx.concatenate([newest, earlier], axis=1))
-            places.append(max(offset - module, 0))
+        """A module's outputs [1, w, H] for hidden [1, w, H] of each row, and the last w tokens of it."""
         widths = {each.shape[1] for each in hidden}
         if len(widths) == 1 and 0 not in widths:
-            out = self._run(module, embeddings[:, -widths.pop() :], mx.concatenate(hidden), rows, places)
-            return [out[i : i + 1] for i in range(len(rows))]
+            return _by_row(self._run(module, embeddings[:, -widths.pop() :], mx.concatenate(hidden), rows, places))
         return [
             self._run(module, embeddings[i : i + 1, -each.shape[1] :], each, rows[i : i + 1], places[i : i + 1])
             if each.shape[1]
@@ -143,8 +143,27 @@ class MTPModules(nn.Module):
         return out
 
 
+def _by_row(x: mx.array) -> list[mx.array]:
+    """[B, W, H] as B times [1, W, H]."""
+    return [x[i : i + 1] for i in range(x.shape[0])]
+
+
+def _given(
+    module: int, step: int, before: Sequence[mx.array], rows: Sequence[RowState], offsets: Sequence[int]
+) -> tuple[list[mx.array], list[int]]:
+    """What a module takes for a step's tokens, [1, w, H] of each row, and where its entries begin: one behind those of
+    the module before it, which handed on `before`."""
+    hidden, places = [], []
+    for row, found, offset in zip(rows, before, offsets, strict=True):
+        newest = _newest(row, module - 1, step, offset) if offset >= module else None
+        earlier = found[:, :-1]
+        hidden.append(earlier if newest is None else mx.concatenate([newest, earlier], axis=1))
+        places.append(max(offset - module, 0))
+    return hidden, places
+
+
 def _newest(row: RowState, module: int, step: int, offset: int) -> mx.array | None:
-    """What a module put out last, [1, 1, H], before the tokens of a step came in at `offset`."""
+    """What a module handed on last, [1, 1, H], before the tokens of a step came in at `offset`."""
     outputs = row.head_outputs
     if outputs is None:
         return None

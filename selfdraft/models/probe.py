@@ -35,7 +35,8 @@ def probe_acceptance(model: Model, tokens: Sequence[int]) -> float:
         tokens: the probe text, at least 3 tokens.
     """
     row = model.new_state()
-    hidden, _ = model.forward(mx.array([list(tokens)]), [row], keep_steps=False)
+    hidden, captured = model.forward(mx.array([list(tokens)]), [row], keep_steps=False)
+    captured.commit([row], [len(tokens)])  # a head may read what the trunk holds
     choice = mx.argmax(model.logits(hidden), axis=-1)
     # Pair i, (h_{i-1}, t_i), predicts t_{i+1}; so does the trunk at position i.
     out = model.draft(mx.array([list(tokens[1:])]), hidden[:, :-1], [row], [0])

@@ -347,6 +347,15 @@ class Qwen35(Projecting, nn.Module):
     def row_bytes(self, tokens: int) -> int:
         return self._state_shape().row_bytes(tokens, self.max_depth)
 
+    def working_bytes(self, tokens: int, length: int) -> int:
+        args, size = self.args, self.model.norm.weight.dtype.size
+        values = args.delta.value_heads * args.delta.value_dim
+        # Residual, norm and output; then an MLP's three, or what the delta rule makes of its inputs, in fp32.
+        delta, mlp = 4 * 6 * (args.delta.channels + values), 3 * size * args.intermediate_size
+        # Scores of all heads, which no library kernel for heads of 256 spares, and a mask (docs/log.md: measured).
+        scores = tokens * length * (5 * size * args.attention.heads // 4 + 4)
+        return tokens * (4 * size * args.hidden_size + max(delta, mlp)) + scores
+
     def _state_shape(self) -> StateShape:
         recurrent = self.args.layer_types.count("linear_attention")
         delta, attention = self.args.delta, self.args.attention

@@ -169,7 +169,7 @@ def _add_status(app: FastAPI, service: EngineService) -> None:
         figures, counts = service.figures, service.metrics
         counts.running.set(figures["running"])
         counts.waiting.set(figures["waiting"])
-        for kind, size in {**used_memory(), "promised_to_rows": service.promised_memory}.items():
+        for kind, size in {**used_memory(), **service.memory_figures}.items():
             counts.memory.labels(kind).set(size)
         return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
 

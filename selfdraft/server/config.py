@@ -28,18 +28,18 @@ class ServerSettings(Settings):
     """Settings of `selfdraft serve`, and the engine's; see `Settings`. In settings.toml they stand under [server].
 
     Attributes:
-        host, port: where it listens.
+        host: address on which the server listens.
+        port: port on which it listens; 0 takes a free one.
         api_key: what callers must present; from the environment or a file, never from the command line.
         api_key_file: a file that holds keys, one a line, readable by its owner alone.
-        allowed_host: further names under which it may be called.
-        cors_origin: origins whose web pages may call it.
+        allowed_host: further names under which the server may be called.
+        cors_origin: origins whose web pages may call the server.
         alias: other names of the model, NAME or NAME=MODEL.
         strict_model: refuse names that are neither the model's, nor an alias, nor "default".
         ctx_size: most tokens of prompt and answer together; None is the model's own limit.
         max_depth: most tokens drafted a cycle; 0 is plain decoding, None the model's own limit.
         rows: answers that run side by side.
         queue: answers that wait for a place.
-        memory_limit: MiB that rows may use beside the weights; None takes what is free.
         max_body: most MiB of a request.
         keepalive: seconds of silence before a comment is sent on a stream.
         drain: seconds that running answers may take after SIGTERM.
@@ -62,7 +62,6 @@ class ServerSettings(Settings):
     max_depth: int | None = Field(default=None, ge=0)
     rows: int = Field(default=16, ge=1, le=256)
     queue: int = Field(default=64, ge=0, le=4096)
-    memory_limit: int | None = Field(default=None, ge=1)
     max_body: int = Field(default=32, ge=1, le=1024)
     keepalive: float = Field(default=3.0, gt=0, le=60)
     drain: float = Field(default=30.0, ge=0, le=3600)

@@ -1,19 +1,16 @@
-"""What a server refuses for reasons of its own: places, memory, time. Knows no wire format.
+"""What a server refuses for reasons of its own: places, time. Knows no wire format.
 
 SelfdraftError
-├── QueueFull          too many answers wait already
-├── OutOfMemoryBudget  the memory an answer needs is not there
-├── Loading            there is no model yet, or none any more
-└── HttpError          turned away before any dialect saw it: host, origin, key, method, path
+├── QueueFull  too many answers wait already
+├── Loading    there is no model yet, or none any more
+└── HttpError  turned away before any dialect saw it: host, origin, key, method, path
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from ..errors import SelfdraftError
 
-__all__ = ["HttpError", "Loading", "OutOfMemoryBudget", "QueueFull"]
+__all__ = ["HttpError", "Loading", "QueueFull"]
 
 
 class QueueFull(SelfdraftError):
@@ -22,14 +19,6 @@ class QueueFull(SelfdraftError):
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-
-
-class OutOfMemoryBudget(SelfdraftError):
-    """Not enough memory. `status` is 413 when the request can never fit, 507 when it does not fit now."""
-
-    def __init__(self, message: str, *, status: Literal[413, 507]) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Loading(SelfdraftError):

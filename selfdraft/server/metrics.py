@@ -58,6 +58,10 @@ class Metrics:
         self.running = Gauge("selfdraft_num_requests_running", "answers that run", registry=registry)
         self.waiting = Gauge("selfdraft_num_requests_waiting", "answers that wait", registry=registry)
         self.memory = Gauge("selfdraft_memory_bytes", "memory by kind", ["kind"], registry=registry)
+        self.releases = Counter(
+            "selfdraft_memory_releases", "times that an idle server gave MLX's spare buffers back", registry=registry
+        )
+        self.released_bytes = Counter("selfdraft_memory_released_bytes", "bytes that this set free", registry=registry)
         self.queue_seconds = Histogram(
             "selfdraft_queue_seconds", "time an answer waited for a place", buckets=_SECONDS, registry=registry
         )
@@ -124,6 +128,11 @@ class Metrics:
         for position, count in enumerate(accepted):
             if count:
                 self.accepted_per_position.labels(str(position)).inc(count)
+
+    def observe_release(self, nbytes: int) -> None:
+        """Count that spare buffers were given back."""
+        self.releases.inc()
+        self.released_bytes.inc(nbytes)
 
     def mean_seconds(self) -> float:
         """Mean time an answer took; 1 before there was one."""

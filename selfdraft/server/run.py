@@ -24,7 +24,6 @@ from .service import EngineService
 
 __all__ = ["Server", "bind"]
 
-_MIB = 2**20
 _FLUSH = 5  # seconds in which clients may read the end of what was written for them
 _SPARE_CONNECTIONS = 128  # beside those whose answers run or wait: idle ones, the chat page, /health
 
@@ -83,7 +82,6 @@ class Server:
             rows=settings.rows,
             waiting=settings.queue,
             metrics=Metrics(),
-            memory=settings.memory_limit * _MIB if settings.memory_limit else None,
             owners=max(1, len(settings.keys())),
         )
         registry = Registry(name, settings.alias, lenient=settings.loopback and not settings.strict_model)

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ..budget import Need, together
 from ..engine import leave_tidily
 from ..errors import InvalidRequest, SelfdraftError
 from ..keeping import DiskSessions
@@ -22,7 +23,6 @@ from ..llm import LLM
 from ..results import Piece
 from ..stream import Answer
 from .errors import Loading, QueueFull
-from .memory import MemoryBudget
 from .metrics import Metrics
 
 __all__ = ["EngineService", "Ticket"]
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 Received = Piece | Exception
 
 _DISK_SECONDS = 3.0  # that the first request may wait for what is on disk; weights never seen before take longer
+_IDLE_SECONDS = 10.0  # without a row, after which MLX's spare buffers are given back
 _TIDY_SECONDS = 60.0  # between looks at what an idle server could let go
 
 _NO_MODEL = "there is no model to answer with; the server's log says why"
@@ -44,7 +45,7 @@ class Ticket:
     Attributes:
         answer: the row and its text; touched by the engine's thread only.
         index: its place among the answers submitted with it.
-        memory: bytes it is expected to need.
+        need: memory it is expected to need.
         received: where its pieces go, each with `index`; shared by the answers submitted together. A piece with a
             result, or an exception, is the last.
         submitted, last_piece: clock times.
@@ -53,7 +54,7 @@ class Ticket:
 
     answer: Answer
     index: int
-    memory: int
+    need: Need
     loop: asyncio.AbstractEventLoop
     received: asyncio.Queue[tuple[int, Received]]
     submitted: float = field(default_factory=time.perf_counter)
@@ -70,7 +71,6 @@ class EngineService:
         rows: most answers that run side by side.
         waiting: most answers that wait for a place.
         metrics: where counts go.
-        memory: most bytes to use; None for what is free.
         owners: how many API keys share the session cache.
 
     Attributes:
@@ -84,14 +84,12 @@ class EngineService:
         rows: int,
         waiting: int,
         metrics: Metrics,
-        memory: int | None = None,
         owners: int = 1,
     ) -> None:
         self._load = load
         self._owners = owners
         self._most_rows = rows
         self._most_waiting = waiting
-        self._memory_limit = memory
         self._mailbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._waiting: deque[Ticket] = deque()
         self._running: list[Ticket] = []
@@ -100,7 +98,6 @@ class EngineService:
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._llm: LLM | None = None
-        self._budget: MemoryBudget | None = None
         self.disk: DiskSessions | None = None
         self.metrics = metrics
         metrics.watch(lambda: self.session_figures)
@@ -156,8 +153,8 @@ class EngineService:
             OutOfMemoryBudget: they would need more memory than there is.
             Loading: there is no model yet.
         """
-        assert self._budget is not None, "answers are made from a loaded model"
-        fitted = [self._budget.fitted(answer.request, spare=self._session_bytes) for answer in answers]
+        llm = self.llm
+        fitted = [llm.budget.fitted(answer.request, spare=llm.session_bytes) for answer in answers]
         with self._lock:
             self.check_room(len(answers))
             self._admitted += len(answers)
@@ -216,14 +213,13 @@ class EngineService:
         return {name: figures for name, figures in caches.items() if figures is not None}
 
     @property
-    def _session_bytes(self) -> int:
-        """Bytes of warm prefixes, which give way to rows."""
-        return self._llm.sessions.figures.bytes if self._llm and self._llm.sessions else 0
-
-    @property
-    def promised_memory(self) -> int:
-        """Bytes that the answers which run may come to hold."""
-        return sum(ticket.memory for ticket in list(self._running))
+    def memory_figures(self) -> dict[str, int]:
+        """Bytes that the model may use, that its weights take, and that the answers which run may come to hold."""
+        promised = together(ticket.need for ticket in list(self._running))
+        if self._llm is None:
+            return {"promised_to_rows": promised}
+        granted = self._llm.budget.granted
+        return {"budget": granted.total, "weights": granted.weights, "promised_to_rows": promised}
 
     @property
     def figures(self) -> dict[str, int]:
@@ -240,8 +236,7 @@ class EngineService:
         leave_tidily()
         try:
             llm = self._load()
-            self._budget = MemoryBudget(llm.loaded, self._memory_limit, llm.engine.plan)
-            reply = self._budget.reply_tokens()
+            reply = llm.budget.reply_tokens()
             llm.defaults["max_tokens"] = min(llm.defaults.get("max_tokens", reply), reply)
             self.disk = DiskSessions(llm, busy=lambda: self.busy, owners=self._owners)
             self.disk.ready(_DISK_SECONDS)
@@ -276,23 +271,29 @@ class EngineService:
             command()
 
     def _await_command(self) -> Callable[[], object]:
-        """Sleep until there is something to do; now and then let go what nobody used for long."""
+        """Sleep until there is something to do; after a while give spare buffers back, and now and then let go what
+        nobody used for long."""
+        assert self._llm is not None
+        released = False
         while True:
             try:
-                return self._mailbox.get(timeout=_TIDY_SECONDS)
+                return self._mailbox.get(timeout=_TIDY_SECONDS if released else _IDLE_SECONDS)
             except queue.Empty:
+                if not released:
+                    self.metrics.observe_release(self._llm.release())
+                    released = True
                 self._make_room()
 
     def _admit(self) -> None:
-        assert self._budget is not None
+        assert self._llm is not None
         while self._waiting and len(self._running) < self._most_rows:
-            used = sum(ticket.memory for ticket in self._running)
-            if self._running and not self._budget.fits(used + self._waiting[0].memory):
+            needs = [ticket.need for ticket in (*self._running, self._waiting[0])]
+            if self._running and not self._llm.budget.fits(together(needs)):
                 return  # it fits alone, as `submit` checked; wait for others to end
             ticket = self._waiting.popleft()
             self._running.append(ticket)
             self.metrics.queue_seconds.observe(time.perf_counter() - ticket.submitted)
-            self._make_room(ticket.memory)
+            self._make_room(ticket.need.bytes)
             try:
                 ticket.answer.begin()
             except Exception as error:
@@ -327,19 +328,14 @@ class EngineService:
             except Exception:
                 log.exception("the state behind an answer could not be kept; the next turn forwards its prompt again")
 
-    def _make_room(self, need: int = 0) -> None:
-        """Have warm prefixes hold no more than rows leave of the memory, and give what a newcomer needs and lacks."""
+    def _make_room(self, newcomer: int = 0) -> None:
+        """Have warm prefixes give way to rows, and to the bytes of one that joins."""
         assert self._llm is not None
-        assert self._budget is not None
-        if sessions := self._llm.sessions:
-            try:
-                rows = sum(ticket.memory for ticket in self._running)
-                lacking = self._budget.lacking(need)
-                sessions.allow(max(0, min(self._budget.total - rows, sessions.limit)))
-                if lacking:
-                    sessions.shrink(max(0, sessions.figures.bytes - lacking))
-            except Exception:
-                log.exception("warm prefixes could not be let go")
+        try:
+            needs = [ticket.need for ticket in self._running]
+            self._llm.make_room(needs, lacking=self._llm.budget.lacking(newcomer))
+        except Exception:
+            log.exception("warm prefixes could not be let go")
 
     def _failed(self, ticket: Ticket, error: Exception) -> Exception:
         """Take out an answer that failed, for whatever reason: the others go on."""

@@ -26,12 +26,14 @@ def cut_span(boundary: Boundary, start: int, *, head: bool) -> Arrays:
     """Keys and values of the tokens from `start` on, each array with memory of its own.
 
     Args:
-        head: with the head's entries. That of pair i, (h_{i-1}, t_i), is entry i - 1, so they are one behind.
+        head: with the head's entries. That of pair i, (h_{i-1}, t_i), is entry i - 1, so they are one behind, and those
+            of an MTP module that follows others still further.
     """
     state = boundary.state
-    span = _slices("attention", state.attention, start, state.length)
-    if head:
-        span |= _slices("head", state.head, max(start - 1, 0), state.length - 1)
+    span: dict[str, mx.array] = {}
+    for name, layer, behind in _layers(state, head):
+        if layer.window is None:
+            span |= _cut(name, layer, max(start - behind, 0), max(state.length - behind, 0))
     mx.eval(list(span.values()))
     return span
 
@@ -44,15 +46,16 @@ def cut_moment(boundary: Boundary, *, head: bool) -> Arrays:
     """
     state = boundary.state
     moment = {"hidden": _owned(boundary.hidden)}
-    for index, layer in enumerate(state.recurrent):
-        moment[f"recurrent.{index}.window"] = _owned(layer.window)
-        moment[f"recurrent.{index}.memory"] = _owned(layer.memory)
-    moment |= _windows("attention", state.attention, state.length)
-    if head:
-        moment |= _windows("head", state.head, state.head_length)
-        if state.head_outputs:
-            newest = state.head_outputs.only_newest(state.head_length).outputs
-            moment |= {f"head_output.{module}": _owned(output) for module, output in enumerate(newest)}
+    for index, recurrent in enumerate(state.recurrent):
+        moment[f"recurrent.{index}.window"] = _owned(recurrent.window)
+        moment[f"recurrent.{index}.memory"] = _owned(recurrent.memory)
+    for name, layer, behind in _layers(state, head):
+        if layer.window is not None:
+            end = max(state.length - behind, 0)
+            moment |= _cut(name, layer, max(layer.begin(end), layer.first), end)  # what queries from `end` on see
+    if head and state.head_outputs:
+        newest = state.head_outputs.only_newest(state.head_length).outputs
+        moment |= {f"head_output.{module}": _owned(output) for module, output in enumerate(newest)}
     mx.eval(list(moment.values()))
     return moment
 
@@ -67,12 +70,10 @@ def join(empty: RowState, spans: Sequence[Arrays], moment: Arrays, cuts: tuple[C
     """
     state = empty
     state.length = cuts[-1].end
-    for index, layer in enumerate(state.attention):
-        _fill(layer, f"attention.{index}", spans, moment, state.length)
+    for name, layer, behind in _layers(state, head):
+        _fill(layer, name, spans, moment, max(state.length - behind, 0))
     if head:
         state.head_length = state.length - 1
-        for index, layer in enumerate(state.head):
-            _fill(layer, f"head.{index}", spans, moment, state.head_length)
         outputs = [moment[name] for name in sorted(moment) if name.startswith("head_output.")]
         state.head_outputs = HeadOutputs(state.head_length - 1, tuple(outputs)) if outputs else None
     state.recurrent = [
@@ -120,24 +121,21 @@ def expanded(span: Arrays) -> dict[str, mx.array]:
     return whole
 
 
-def _slices(kind: str, layers: Sequence[KeyValues], start: int, end: int) -> dict[str, mx.array]:
-    slices = {}
-    for index, layer in enumerate(layers):
-        if layer.window is None and layer.keys is not None and layer.values is not None:
-            slices[f"{kind}.{index}.keys"] = _owned(layer.keys[:, :, start:end])
-            slices[f"{kind}.{index}.values"] = _owned(layer.values[:, :, start:end])
-    return slices
+def _layers(state: RowState, head: bool) -> list[tuple[str, KeyValues, int]]:
+    """Each layer with its name, and how many entries fewer than tokens it has."""
+    layers = [(f"attention.{index}", layer, 0) for index, layer in enumerate(state.attention)]
+    if head:
+        modules = zip(state.head, state.shape.head, strict=True)
+        layers += [(f"head.{index}", layer, 1 + shape.behind) for index, (layer, shape) in enumerate(modules)]
+    return layers
 
 
-def _windows(kind: str, layers: Sequence[KeyValues], end: int) -> dict[str, mx.array]:
-    """What queries from `end` on still see of layers with a sliding window."""
-    slices = {}
-    for index, layer in enumerate(layers):
-        if layer.window is not None and layer.keys is not None and layer.values is not None:
-            seen = slice(max(layer.begin(end) - layer.first, 0), end - layer.first)
-            slices[f"{kind}.{index}.keys"] = _owned(layer.keys[:, :, seen])
-            slices[f"{kind}.{index}.values"] = _owned(layer.values[:, :, seen])
-    return slices
+def _cut(name: str, layer: KeyValues, start: int, end: int) -> dict[str, mx.array]:
+    """What a layer has of these positions; nothing if it was never written."""
+    if layer.keys is None or layer.values is None:
+        return {}
+    places = slice(start - layer.first, end - layer.first)
+    return {f"{name}.keys": _owned(layer.keys[:, :, places]), f"{name}.values": _owned(layer.values[:, :, places])}
 
 
 def _fill(layer: KeyValues, name: str, spans: Sequence[Arrays], moment: Arrays, end: int) -> None:

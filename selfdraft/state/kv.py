@@ -60,12 +60,14 @@ class KeyValueShape:
         heads: of keys and values.
         key_width, value_width: numbers a head; 0 for none.
         window: how many positions, its own included, a query sees; None for all before it.
+        behind: how many entries fewer than pairs the head's history has of it; see `mtp_modules.py`.
     """
 
     heads: int
     key_width: int
     value_width: int
     window: int | None = None
+    behind: int = 0
 
     def numbers(self, tokens: int) -> int:
         """How many numbers a row of so many tokens keeps."""
@@ -132,11 +134,17 @@ class KeyValues:
         """
         self._drop_unseen(offset)
         place = offset - self.first
-        seen = slice(self.begin(offset) - self.first, place + keys.shape[2])
         self.keys = _stored(self.keys, self.room, place, keys)
         self.values = _stored(self.values, self.room, place, values)
         self._shared = False
-        return self.keys[:, :, seen], self.values[:, :, seen]
+        return self.between(self.begin(offset), offset + keys.shape[2])
+
+    def between(self, first: int, end: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of positions first .. end - 1, all of which are held."""
+        assert self.keys is not None
+        assert self.values is not None
+        held = slice(first - self.first, end - self.first)
+        return self.keys[:, :, held], self.values[:, :, held]
 
     def begin(self, offset: int) -> int:
         """The first position that a query at `offset` sees."""

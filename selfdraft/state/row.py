@@ -115,7 +115,7 @@ class RecurrentState:
 
 @dataclass(frozen=True)
 class HeadOutputs:
-    """What each MTP module but the last put out in one pass over true pairs: the next one's input in the pass after it.
+    """What each MTP module but the last handed on in one pass over true pairs: the next one's input in the pass after.
 
     Attributes:
         offset: entry at which the first module wrote; module j writes j entries before it, but none before 0.

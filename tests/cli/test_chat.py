@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -13,7 +14,7 @@ import pexpect
 import pytest
 
 from selfdraft import SamplingParams
-from selfdraft.cli.chat import GREETING, Interrupt
+from selfdraft.cli.chat import GREETING, Interrupt, _terminal
 from selfdraft.cli.conversation import Conversation, LocalConversation
 from selfdraft.cli.slash import Leave, obey
 from selfdraft.errors import ContextOverflow
@@ -35,6 +36,33 @@ def say(conversation: Conversation, text: str, stopped: Callable[[], bool] = lam
 
 
 # A conversation
+
+
+def test_memory_is_given_back_while_the_user_types(
+    conversation: Conversation, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before each line, the first one too, and not while an answer runs."""
+    lines = iter(["Hi"])
+    events: list[str] = []
+
+    class Typed:
+        typed = False
+
+        def __init__(self, history: object) -> None:
+            pass
+
+        def read(self) -> str:
+            events.append("read")
+            try:
+                return next(lines)
+            except StopIteration:
+                raise EOFError from None
+
+    monkeypatch.setattr("selfdraft.cli.line_input.LineInput", Typed)
+    monkeypatch.setattr("selfdraft.cli.chat.silent_keys", contextlib.nullcontext)
+    monkeypatch.setattr(llm, "release", lambda: events.append("release"))
+    _terminal(conversation)
+    assert events == ["release", "read", "release", "read"]
 
 
 def test_history_is_the_conversation_so_far(conversation: Conversation, llm: LLM) -> None:

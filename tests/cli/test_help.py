@@ -18,7 +18,7 @@ from selfdraft.cli.sampling_flags import SamplingFlags
 from selfdraft.params import SamplingParams
 from selfdraft.settings import Settings
 
-COMMANDS = ("start", "run", "chat", "connect", "inspect", "pull", "models", "remove", "tune", "bench")
+COMMANDS = ("start", "run", "chat", "connect", "inspect", "pull", "models", "remove", "doctor", "tune", "bench")
 HEAVY = ("mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "huggingface_hub", "prompt_toolkit", "jinja2")
 
 

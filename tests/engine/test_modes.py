@@ -15,14 +15,13 @@ import pytest
 from selfdraft import SamplingParams, load
 from selfdraft.engine import RULES, Engine, EngineMode, Request, Row, noise
 from selfdraft.engine.modes import TURBO_TOKENS, Plan, plan
-from selfdraft.errors import InvalidRequest
+from selfdraft.errors import InvalidRequest, OutOfMemoryBudget
 from selfdraft.models.few_rows import use_few_row_kernels
-from selfdraft.server.errors import OutOfMemoryBudget
-from selfdraft.server.memory import MemoryBudget
 from selfdraft.sessions import PromptSession, SessionBank
 from selfdraft.settings import Settings, load_settings
 from selfdraft.state import KeyValues, kv
 from tests.server.conftest import running
+from tests.support.budgets import budget_of
 from tests.support.nano import FOR_KERNELS, SMALLER, nano_model
 from tests.support.plain_kernels import plain_kernels
 from tests.support.rows import finish, params, request
@@ -125,11 +124,11 @@ def test_rows_are_kept_within_their_memory(plain: Any, mode: EngineMode) -> None
     asked = request([1] * 1000, max_tokens=50, temperature=0.0)
     engine = Engine(plain, mode=mode)
     assert engine.plan(asked).entries == 2048
-    loaded: Any = SimpleNamespace(model=plain)
-    for limit, expected in ((plain.row_bytes(2048), "turbo"), (plain.row_bytes(2048) - 1, "sustained")):
-        taken, need = MemoryBudget(loaded, limit, engine.plan).fitted(asked)
+    exact = plain.row_bytes(2048) + plain.working_bytes(1000, 1000)
+    for limit, expected in ((exact, "turbo"), (exact - 1, "sustained")):
+        taken, need = budget_of(engine, limit).fitted(asked)
         assert engine.add(taken).mode == expected
-        assert need <= limit
+        assert need.bytes <= limit
 
 
 def row_of(engine: Engine, asked: Request) -> Row:
@@ -280,24 +279,20 @@ def test_what_fits_only_sustained_runs_so(
     """Between what a request needs sustained and what turbo may come to hold: with a limit, and with what is free."""
     asked = request([1] * 1000, max_tokens=50, temperature=0.0)
     asked = replace(asked, prompt_logprobs=scored)
-    loaded: Any = SimpleNamespace(model=plain)
     engine = Engine(plain)
-    needs = [
-        MemoryBudget(loaded, 10**9, engine.plan).need(replace(asked, mode=mode)) for mode in ("sustained", "turbo")
-    ]
-    assert needs[0] < needs[1]
-    between = sum(needs) // 2
-    monkeypatch.setattr("selfdraft.server.memory.free_memory", lambda: 10**9)
-    budget = MemoryBudget(loaded, between if limited else None, engine.plan)
-    monkeypatch.setattr("selfdraft.server.memory.free_memory", lambda: between)
+    needs = [budget_of(engine, 10**9).need(replace(asked, mode=mode)) for mode in ("sustained", "turbo")]
+    assert needs[0].bytes < needs[1].bytes
+    between = sum(need.bytes for need in needs) // 2
+    budget = budget_of(engine, between if limited else 10**9, limited=limited)
+    monkeypatch.setattr("selfdraft.budget.free_memory", lambda: between)
     taken, need = budget.fitted(asked)
     assert (taken.mode, need) == ("sustained", needs[0])
     assert engine.add(taken).mode == "sustained"
     small = replace(asked, prompt=asked.prompt[:100])
     assert budget.fitted(small)[0] is small
-    monkeypatch.setattr("selfdraft.server.memory.free_memory", lambda: 10)
+    monkeypatch.setattr("selfdraft.budget.free_memory", lambda: 10)
     with pytest.raises(OutOfMemoryBudget):
-        MemoryBudget(loaded, 10, engine.plan).fitted(asked)
+        budget_of(engine, 10).fitted(asked)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -305,8 +300,7 @@ def test_what_fits_only_sustained_runs_so(
 def test_a_row_holds_no_more_than_was_promised(plain: Any, mode: EngineMode, length: int) -> None:
     engine = Engine(plain, mode=mode)
     asked = request([1, 2] * (length // 2), depth=3, max_tokens=20, temperature=0.0)
-    loaded: Any = SimpleNamespace(model=plain)
-    need = MemoryBudget(loaded, 10**9, engine.plan).need(asked)
+    need = budget_of(engine, 10**9).need(asked).state
     row = engine.add(asked)
     finish(engine)
     assert sum(x.nbytes for layer in buffers(row) for x in (layer.keys, layer.values) if x is not None) <= need
@@ -341,11 +335,11 @@ def test_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_server_names_its_mode_and_keeps_rows_within_its_memory() -> None:
-    with running(lambda: load(settings=load_settings(mode="sustained")), memory_limit=300) as server:
+    settings = load_settings(mode="sustained", memory_limit="300MiB")
+    with running(lambda: load(settings=settings)) as server:
         with server.client() as client:
             assert client.get("/health").json()["mode"] == "sustained"
-        engine, model = server.service.llm.engine, server.service.llm.loaded.model
+        llm = server.service.llm
         asked = request(TEXT, max_tokens=500, temperature=0.0)
-        assert server.service._budget is not None
-        assert server.service._budget.total == 300 * 2**20
-        assert server.service._budget.need(asked) == model.row_bytes(engine.plan(asked).entries)
+        assert llm.budget.granted.total == 300 * 2**20
+        assert llm.budget.need(asked).state == llm.loaded.model.row_bytes(llm.engine.plan(asked).entries)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from itertools import cycle, repeat
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ import pytest
 from mlx.utils import tree_flatten
 
 from selfdraft.engine import Boundary, Cut, Engine, Request
-from selfdraft.errors import InvalidRequest
+from selfdraft.errors import CheckpointError, InvalidRequest
+from selfdraft.models.base import architecture
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.loader import build_model
 from selfdraft.sessions.payload import cut_moment, cut_span, join
 from tests.reference.families import FAMILIES, Family
 from tests.support.reference import FIXTURES, cosine, largest_difference, run_through
-from tests.support.rows import finish, params, solo
+from tests.support.rows import finish, params, prefill_all, solo
 from tests.support.scripted import ScriptedHead
 
 LARGEST = 2e-4  # float32 on both sides; logits reach about 10
@@ -42,6 +44,9 @@ def write_checkpoint(family: Family, folder: Path) -> Path:
     weights = {name: mx.array(values) for name, values in family.weights().items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(family.config))
+    if family.assistant:
+        (folder / "assistant").mkdir()
+        write_checkpoint(family.assistant, folder / "assistant")
     return folder
 
 
@@ -56,9 +61,10 @@ def folder(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Any:
+def model(family: Family, folder: Path) -> Any:
     checkpoint = classify(folder)
-    assert (checkpoint.head.source, checkpoint.head.reason, checkpoint.layout) == ("embedded", "", "huggingface")
+    assert checkpoint.head.source == ("separate" if family.assistant else "embedded")
+    assert (checkpoint.head.reason, checkpoint.layout) == ("", "huggingface")
     assert checkpoint.notes == []
     return build_model(checkpoint, with_head=True).model
 
@@ -79,9 +85,16 @@ def request(prompt: list[int], depth: Any, **settings: Any) -> Request:
 
 
 def assert_close(computed: mx.array, wanted: mx.array) -> None:
+    """But for what is -inf on both sides: tokens that a head leaves out."""
     assert computed.shape == wanted.shape
+    assert mx.array_equal(computed == -mx.inf, wanted == -mx.inf).item()
+    computed, wanted = (mx.where(x == -mx.inf, 0, x) for x in (computed, wanted))
     assert cosine(computed, wanted) > 0.9999
     assert largest_difference(computed, wanted) < LARGEST
+
+
+def _model_type(family: Family) -> str:
+    return str(family.config.get("text_config", family.config)["model_type"])
 
 
 def test_every_family_has_a_fixture() -> None:
@@ -105,25 +118,22 @@ def test_head(model: Any, expected: dict[str, mx.array], pieces: int | None) -> 
     state = model.new_state()
     hidden = run_through(model, tokens, state, keep_steps=False)[None]
     last = _prime(model, tokens, hidden, state, repeat(pieces or len(tokens)))
-    logits = [model.draft_logits(last)]
-    for step, draft in enumerate(drafts[:-1], start=1):
-        last = model.draft(mx.array([[draft]]), last, [state], [state.head_length + step - 1], step)
-        logits.append(model.draft_logits(last, step))
-    found = mx.concatenate(logits, axis=1)[0]
+    assert last is not None
+    found = _drafts_behind(model, state, last, drafts[:-1])
     assert_close(found, expected["mtp_logits"])
     assert mx.argmax(found, axis=-1).tolist() == drafts
 
 
-def _prime(model: Any, tokens: list[int], hidden: mx.array, state: Any, pieces: Iterator[int]) -> mx.array:
-    """Give the head its true pairs, with drafts in between that come to nothing; its output for the newest."""
-    done = 0
-    while done < len(tokens) - 1:
+def _prime(model: Any, tokens: list[int], hidden: mx.array, state: Any, pieces: Iterator[int]) -> mx.array | None:
+    """Give the head the true pairs it lacks, with drafts in between that come to nothing; its output for the newest."""
+    out = None
+    while (done := state.head_length) < len(tokens) - 1:
         end = min(done + next(pieces), len(tokens) - 1)
         out = model.draft(mx.array([tokens[done + 1 : end + 1]]), hidden[:, done:end], [state], [done])[:, -1:]
-        state.head_length = done = end
+        state.head_length = end
         last = out
         for step in range(1, min(model.max_depth, 3)):
-            last = model.draft(mx.array([[step]]), last, [state], [done + step - 1], step)
+            last = model.draft(mx.array([[step]]), last, [state], [end + step - 1], step)
     return out
 
 
@@ -144,6 +154,35 @@ def test_drafting_equals_plain_decoding(model: Any, family: Family, setting: dic
         assert [row.emitted for row in rows] == texts
 
 
+def test_the_heads_history_is_that_of_the_whole_text(model: Any, family: Family) -> None:
+    """Whatever was drafted and rejected on the way, in a batch of rows of other lengths and depths: what the head says
+    next is what it says behind all true pairs at once."""
+    scripted = ScriptedHead(model)
+    engine = Engine(scripted, prefill_chunk=CHUNK)
+    depths = cycle(range(1, min(family.max_depth, 4) + 1))
+    for seed, prompt in enumerate(prompts(family)):
+        row = engine.add(request(prompt, next(depths), temperature=0.0))
+        text = solo(model, request(prompt, 0, temperature=0.0)).emitted
+        scripted.follow(row, text, lambda index, seed=seed: random.Random(100 * seed + index).random() < 0.6)
+    prefill_all(engine)
+    for _ in range(5):
+        engine.step()
+    assert len(engine.rows) == len(LENGTHS)
+    for row in engine.rows:
+        assert row.pending is not None
+        tokens, count = [*row.request.prompt, *row.emitted], len(row.pending.tokens)
+        whole, state = model.new_state(), row.state
+        hidden = run_through(model, tokens[:-1], whole, keep_steps=False)[None]
+        outputs = [
+            model.draft(mx.array([tokens[1:]]), hidden, [whole], [0]),
+            model.draft(mx.array([row.pending.tokens]), row.pending.hidden[None, :count], [state], [state.head_length]),
+        ]
+        assert state.head_length + count == len(tokens) - 1
+        whole.head_length = state.head_length = len(tokens) - 1
+        found = [_drafts_behind(model, each, out[:, -1:]) for each, out in zip((whole, state), outputs, strict=True)]
+        assert_close(found[1], found[0])
+
+
 @pytest.mark.parametrize("accepted", [0, 1, 2])
 def test_rollback_is_exact(model: Any, family: Family, accepted: int) -> None:
     """A rejected tail leaves nothing behind: the next logits are those of a state that never saw it, to the bit."""
@@ -161,56 +200,78 @@ def test_rollback_is_exact(model: Any, family: Family, accepted: int) -> None:
         assert mx.array_equal(following, wanted).item()
 
 
-def test_a_stored_state_goes_on_as_it_was(model: Any, family: Family) -> None:
+@pytest.mark.parametrize(
+    "lengths",
+    [[75], [1], [2], [3, 4], [1, 2, 3, 40, 75], [257, 258]],  # one pair is entry 0; 256 entries fill a buffer
+    ids=str,
+)
+def test_a_stored_state_goes_on_as_it_was(model: Any, family: Family, lengths: list[int]) -> None:
     """Cut into what a session keeps, and joined again: the next drafts and logits are the same bits."""
-    prompt = family.prompt(75).tolist()
-    state = model.new_state()
-    hidden = run_through(model, prompt, state, keep_steps=False)[None]
-    _prime(model, prompt, hidden, state, repeat(20))
-    boundary = Boundary(state, hidden[0, -1:], (Cut(len(prompt), chunk=True),))
-    spans = [cut_span(boundary, 0, head=True)]
+    prompt = family.prompt(lengths[-1]).tolist()
+    state, spans, cuts, done = model.new_state(), [], (), 0
+    hidden = mx.zeros((1, 0, family.text["hidden_size"]))
+    for length in lengths:
+        new = run_through(model, prompt[done:length], state, keep_steps=False)[None]
+        hidden = mx.concatenate([hidden, new], axis=1)
+        _prime(model, prompt[:length], hidden, state, repeat(20))
+        cuts = (*cuts, Cut(length, chunk=True))
+        boundary = Boundary(state, hidden[0, -1:], cuts)
+        spans.append(cut_span(boundary, done, head=True))
+        done = length
     again = join(model.new_state(), spans, cut_moment(boundary, head=True), boundary.cuts, head=True).state
-    for each in (state, again):
-        each.head_length = len(prompt) - 1
-    found = [_next_drafts(model, each, hidden[:, -1:], min(model.max_depth, 3)) for each in (state, again)]
+    assert (again.length, again.head_length) == (state.length, state.head_length) == (done, done - 1)
+    outputs = [model.draft(mx.array([[5]]), hidden[:, -1:], [each], [each.head_length]) for each in (state, again)]
+    state.head_length = again.head_length = done
+    found = [_drafts_behind(model, each, out) for each, out in zip((state, again), outputs, strict=True)]
     assert mx.array_equal(*found).item()
     logits = [model.forward(mx.array([[1, 2, 3]]), [each], keep_steps=True)[0] for each in (state, again)]
     assert mx.array_equal(*logits).item()
 
 
-def _next_drafts(model: Any, state: Any, hidden: mx.array, depth: int) -> mx.array:
-    offset = state.head_length
-    last = model.draft(mx.array([[7]]), hidden, [state], [offset])
-    state.head_length += 1
-    found = [model.draft_logits(last)]
-    for step in range(1, depth):
-        last = model.draft(mx.array([[7 + step]]), last, [state], [offset + step], step)
-        found.append(model.draft_logits(last, step))
-    return mx.concatenate(found)
+def _drafts_behind(model: Any, state: Any, last: mx.array, drafts: Sequence[int] | None = None) -> mx.array:
+    """Logits [depth, V] of a draft behind the head's newest output, and of those behind these drafts."""
+    drafts = range(7, 7 + min(model.max_depth, 3) - 1) if drafts is None else drafts
+    logits = [model.draft_logits(last)]
+    for step, draft in enumerate(drafts, start=1):
+        last = model.draft(mx.array([[draft]]), last, [state], [state.head_length + step - 1], step)
+        logits.append(model.draft_logits(last, step))
+    return mx.concatenate(logits, axis=1)[0]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_an_mlx_build_drafts_as_it_decodes(family: Family, folder: Path, tmp_path: Path, bits: int) -> None:
-    """MLX's layout and names, with every layer quantised that can be."""
-    dense: Any = build_model(classify(folder), with_head=True).model
-    nn.quantize(
-        dense,
-        group_size=32,
-        bits=bits,
-        class_predicate=lambda _, layer: hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0,
-    )
-    weights = dict(tree_flatten(dense.parameters()))
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "mlx"})
-    config = {**family.config, "quantization": {"group_size": 32, "bits": bits}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    checkpoint = classify(tmp_path)
-    assert (checkpoint.layout, checkpoint.quantised, checkpoint.head.reason) == ("mlx", True, "")
-    loaded = build_model(checkpoint, with_head=True)
-    assert any(form.startswith(f"{bits}-bit") for form in loaded.quantisation)
-    prompt = family.prompt(30).tolist()
-    depths = [0, min(2, family.max_depth)]
-    plain, drafted = (solo(loaded.model, request(prompt, depth, temperature=0.0)).emitted for depth in depths)
-    assert drafted == plain
+def test_fewer_tokens_can_be_drafted(model: Any, family: Family) -> None:
+    """At every depth, from the projection that this depth has."""
+    prompt, some = family.prompt(20).tolist(), [0, 2, 5, 60]
+    state = model.new_state()
+    hidden = run_through(model, prompt, state, keep_steps=False)[None]
+    last = _prime(model, prompt, hidden, state, repeat(20))
+    assert last is not None
+    whole = _drafts_behind(model, state, last)
+    if not family.drafts_fewer:
+        assert model.draft_only(some) == 0
+        return
+    assert model.draft_only(some) > 0
+    few = _drafts_behind(model, state, last)
+    assert model.draft_only(None) == 0
+    assert mx.isinf(few).sum().item() == few.shape[0] * (family.text["vocab_size"] - len(some))
+    assert largest_difference(few[:, mx.array(some)], whole[:, mx.array(some)]) < LARGEST
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_hidden_layers"])
+@pytest.mark.parametrize("value", [0, "many", 2.5, None])
+def test_what_is_wrong_in_a_config_is_named(
+    family: Family, folder: Path, tmp_path: Path, name: str, value: Any
+) -> None:
+    (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(family.config_with(name, value)))
+    with pytest.raises(CheckpointError, match=name):
+        build_model(classify(tmp_path), with_head=True)
+
+
+def test_what_a_prompt_takes_is_estimated(model: Any, family: Family) -> None:
+    """More for more tokens and for a longer past, and never less than the logical size of residual and scores."""
+    short, long, later = model.working_bytes(8, 8), model.working_bytes(64, 64), model.working_bytes(64, 512)
+    assert 0 < short < long < later
+    assert long >= 64 * family.text["hidden_size"] * 4 * 2
 
 
 def test_the_depth_has_a_limit(model: Any, family: Family) -> None:
@@ -220,32 +281,49 @@ def test_the_depth_has_a_limit(model: Any, family: Family) -> None:
 
 
 def test_a_head_that_lacks_a_tensor_is_named(family: Family, folder: Path, tmp_path: Path) -> None:
-    weights = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]
-    lost = next(name for name in family.shapes if re.search("enorm|token_layernorm|pre_fc_norm", name))
-    del weights[lost]
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), weights, {"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(family.config))
+    known: Any = architecture(_model_type(family))
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    holder, file = family.assistant or family, tmp_path / "assistant" if family.assistant else tmp_path
+    names = {
+        known.canonical(name, family.config | family.config.get("text_config", {})): name for name in holder.shapes
+    }
+    found = next(name for name in names if name and re.search("enorm|pre_projection|pre_fc_norm", name))
+    weights = dict(mx.load(str(file / "model.safetensors")))  # type: ignore[arg-type]
+    del weights[names[found]]
+    (file / "model.safetensors").unlink()
+    mx.save_safetensors(str(file / "model.safetensors"), weights, {"format": "pt"})
     checkpoint = classify(tmp_path)
-    assert re.search("lacks .*(enorm|pre_fc_norm)", checkpoint.head.reason)
+    assert found in checkpoint.head.reason
     plain = build_model(checkpoint, with_head=False).model
     assert solo(plain, request([1, 2, 3], 0, temperature=0.0)).emitted
 
 
-def test_an_mlx_build_loads_and_decodes_alike(family: Family, folder: Path, tmp_path: Path) -> None:
-    """Quantised as mlx-lm's converter stores it, with the head: what is loaded is what was stored, to the bit."""
-    built: Any = build_model(classify(folder), with_head=True).model
-    form = {"group_size": 32, "bits": 4}
-    nn.quantize(built, **form, class_predicate=lambda _, x: hasattr(x, "to_quantized") and x.weight.shape[-1] % 32 == 0)
-    stored = dict(tree_flatten(built.parameters()))
-    mx.save_safetensors(str(tmp_path / "model.safetensors"), stored, {"format": "mlx"})
-    (tmp_path / "config.json").write_text(json.dumps({**family.config, "quantization": form}))
+@pytest.mark.parametrize("bits", [4, 8])
+def test_an_mlx_build_drafts_as_it_decodes(family: Family, folder: Path, tmp_path: Path, bits: int) -> None:
+    """Quantised, stacked and stored under mlx-lm's names, it loads, and greedy text hangs on no depth."""
+    made: Any = build_model(classify(folder), with_head=True).model
+    group = 32
+    fits = lambda _, layer: hasattr(layer, "to_quantized") and layer.weight.shape[-1] % group == 0  # noqa: E731
+    nn.quantize(made, group_size=group, bits=bits, class_predicate=fits)
+    weights = dict(tree_flatten(made.parameters()))
+    assert any(name.endswith(".scales") for name in weights if name.startswith("mtp."))
+    parts = {tmp_path: (family, weights)}
+    if family.assistant:
+        head = {name.removeprefix("mtp."): weights.pop(name) for name in list(weights) if name.startswith("mtp.")}
+        parts[tmp_path / "assistant"] = (family.assistant, head)
+    for place, (part, tensors) in parts.items():
+        place.mkdir(exist_ok=True)
+        mx.save_safetensors(str(place / "model.safetensors"), tensors, {"format": "mlx"})
+        config = {**part.config, "quantization": {"group_size": group, "bits": bits}}
+        (place / "config.json").write_text(json.dumps(config))
     checkpoint = classify(tmp_path)
-    assert (checkpoint.layout, checkpoint.quantised, checkpoint.head.reason) == ("mlx", True, "")
+    assert (checkpoint.head.reason, checkpoint.layout, checkpoint.notes) == ("", "mlx", [])
     model: Any = build_model(checkpoint, with_head=True).model
+    stored = dict(tree_flatten(made.parameters()))
     loaded = dict(tree_flatten(model.parameters()))
     assert loaded.keys() == stored.keys()
     assert all(mx.array_equal(tensor, stored[name]).item() for name, tensor in loaded.items())
-    plain, drafted = (
-        solo(model, request([1, 2, 3], depth, temperature=0.0)).emitted for depth in (0, min(2, model.max_depth))
-    )
-    assert drafted == plain
+    prompt = prompts(family)[-1]
+    depths = (0, min(family.max_depth, 2))
+    plain, drafted = (solo(model, request(prompt, depth, temperature=0.0), prefill_chunk=CHUNK) for depth in depths)
+    assert drafted.emitted == plain.emitted

@@ -85,17 +85,19 @@ def test_names_that_can_mean_nothing_never_reach_the_hub(name: str, monkeypatch:
 
 
 def test_the_hub_is_asked_for_what_is_read_and_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[str, str | None, list[str]]] = []
+    asked: list[tuple[str, str | None, list[str], bool]] = []
 
-    def download(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:
-        asked.append((repository, revision, allow_patterns))
+    def download(repository: str, *, revision: str | None, allow_patterns: list[str], local_files_only: bool) -> str:
+        asked.append((repository, revision, allow_patterns, local_files_only))
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert find_model("owner/some.model-1_b") == tmp_path
     assert find_model("owner/name@refs/pr/7") == tmp_path
     patterns = ["*.json", "*.safetensors", "*.jinja"]
-    assert asked == [("owner/some.model-1_b", None, patterns), ("owner/name", "refs/pr/7", patterns)]
+    assert asked == [("owner/some.model-1_b", None, patterns, False), ("owner/name", "refs/pr/7", patterns, False)]
+    find_model("owner/name", fetch=False)
+    assert asked[-1][-1] is True
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,9 @@ def write_checkpoint(family: Family, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(family.config))
     tensors = {name: torch.from_numpy(values) for name, values in family.weights().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if family.assistant:
+        (folder / "assistant").mkdir()
+        write_checkpoint(family.assistant, folder / "assistant")
 
 
 def expected_values(family: Family, folder: Path) -> dict[str, Tensor]:

@@ -33,6 +33,31 @@ def regenerated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the families' fixtures made anew."""
+    if not has_torch:
+        pytest.skip("needs torch and transformers")
+    folder = tmp_path_factory.mktemp("families")
+    script = HERE / "make_family_fixtures.py"
+    subprocess.run([sys.executable, str(script), "--folder", str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("family", sorted(file.stem for file in (FIXTURES / "families").iterdir()))
+def test_families_are_regenerated(families: Path, family: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    committed, made = (load_file(folder / f"{family}.safetensors") for folder in (FIXTURES / "families", families))
+    assert made.keys() == committed.keys()
+    for name, value in committed.items():
+        if value.dtype == torch.float32:
+            assert float((made[name] - value).abs().max()) <= OUTPUT_TOLERANCE, name
+        else:
+            assert torch.equal(made[name], value), name
+
+
 def test_every_variant_is_committed() -> None:
     assert {file.stem for file in (FIXTURES / "trunk").iterdir()} == set(VARIANTS)
 

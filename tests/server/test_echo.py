@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
+from selfdraft.errors import OutOfMemoryBudget
 from selfdraft.llm import LLM
 from selfdraft.params import SamplingParams
-from selfdraft.server.errors import OutOfMemoryBudget
-from selfdraft.server.memory import MemoryBudget
+from tests.support.budgets import budget_of
 
 from .conftest import Running
 
@@ -182,8 +182,8 @@ def test_the_sdk_reads_it(client: openai.OpenAI, llm: LLM) -> None:
 def test_memory_for_scores_is_asked_for(llm: LLM) -> None:
     plain = llm.answer([1] * 500, SamplingParams(max_tokens=1)).request
     scored = llm.answer([1] * 500, SamplingParams(max_tokens=1), prompt_logprobs=20).request
-    budget = MemoryBudget(llm.loaded, MemoryBudget(llm.loaded).need(plain))
+    budget = budget_of(llm.engine, llm.budget.need(plain).bytes)
     budget.check(plain)
     with pytest.raises(OutOfMemoryBudget) as caught:
         budget.check(scored)
-    assert caught.value.status == 413
+    assert not caught.value.later

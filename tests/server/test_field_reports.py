@@ -23,9 +23,9 @@ import psutil
 import pytest
 
 import selfdraft
+from selfdraft import budget
 from selfdraft.cli.server_client import served_model
 from selfdraft.llm import LLM
-from selfdraft.server import memory
 from tests.support.checkpoints import add_text_side
 from tests.support.nano import nano_model, write_checkpoint
 
@@ -406,7 +406,7 @@ def test_report_11_memory_is_refused_before_prefill(
 ) -> None:
     steps = Steps()
     with running(steps.hold(load_nano)) as server, server.client() as client, steps.running_at_end():
-        monkeypatch.setattr(memory, "free_memory", lambda: 1000)
+        monkeypatch.setattr(budget, "free_memory", lambda: 1000)
         body = {"model": "m", "messages": HELLO, "max_tokens": 3000}
         for path in ("/v1/chat/completions", "/v1/messages"):
             refused = client.post(path, json=body)

@@ -7,15 +7,18 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+import selfdraft
 from selfdraft.errors import SelfdraftError
 from selfdraft.llm import LLM
 from selfdraft.server.chat import Chats
 from selfdraft.server.run import bind
+from selfdraft.settings import load_settings
 
 from .conftest import Running, running, within
 
@@ -187,8 +190,11 @@ def test_a_full_queue_is_429_and_a_place_is_found_again(load_nano: Callable[[], 
         assert b"selfdraft_refused_total 1.0" in client.get("/metrics").content
 
 
-def test_memory_is_refused_before_prefill_with_the_figures(load_nano: Callable[[], LLM]) -> None:
-    with running(load_nano, memory_limit=1) as server, server.client() as client:
+def test_memory_is_refused_before_prefill_with_the_figures(nano_folder: Path) -> None:
+    def load() -> LLM:
+        return selfdraft.load(str(nano_folder), settings=load_settings(memory_limit="5MiB"))
+
+    with running(load) as server, server.client() as client:
         refused = client.post("/v1/chat/completions", json=asked(max_tokens=4000))
         assert refused.status_code == 413
         assert "GiB" in refused.json()["error"]["message"]

@@ -11,10 +11,11 @@ import pytest
 from selfdraft.llm import LLM
 from selfdraft.params import SamplingParams
 from selfdraft.results import Piece
+from selfdraft.server import service as services
 from selfdraft.server.errors import Loading
 from selfdraft.server.service import EngineService
 
-from .conftest import running, within
+from .conftest import Running, running, within
 
 
 def test_an_answer_given_up_in_its_prefill_ends_between_two_layers(load_nano: Callable[[], LLM]) -> None:
@@ -70,3 +71,42 @@ def test_when_the_engine_ends_everyone_is_told(load_nano: Callable[[], LLM]) -> 
         assert within(5, lambda: not server.service.busy)
     assert all(isinstance(each, Exception) for each in told)
     assert len(told) == 2
+
+
+def test_an_idle_server_gives_spare_buffers_back_once(
+    load_nano: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while without a row, again after the next answer, and never beside one."""
+    monkeypatch.setattr(services, "_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(services, "_TIDY_SECONDS", 0.05)
+    rows: list[int] = []
+
+    def load() -> LLM:
+        llm = load_nano()
+
+        def release() -> int:
+            rows.append(len(llm.engine.rows))
+            return 100
+
+        monkeypatch.setattr(llm, "release", release)
+        return llm
+
+    def counted(server: Running) -> list[str]:
+        with server.client() as client:
+            return [line for line in client.get("/metrics").text.splitlines() if line.startswith("selfdraft_memory_")]
+
+    with running(load) as server:
+        assert within(5, lambda: len(rows) == 1)
+        with server.client() as client:
+            asked = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 30}
+            assert client.post("/v1/chat/completions", json=asked).status_code == 200
+            assert within(5, lambda: len(rows) == 2)
+        threading.Event().wait(0.3)
+        lines = counted(server)
+        granted = server.service.llm.budget.granted
+    assert rows == [0, 0]
+    assert "selfdraft_memory_releases_total 2.0" in lines
+    assert "selfdraft_memory_released_bytes_total 200.0" in lines
+    for kind, size in (("budget", granted.total), ("weights", granted.weights), ("promised_to_rows", 0)):
+        (line,) = [line for line in lines if f'kind="{kind}"' in line]
+        assert float(line.split()[-1]) == size

@@ -111,7 +111,7 @@ def test_remembering_keeps_what_else_is_there(stored: Path, tmp_path: Path) -> N
     text = real.read_text()
     assert text.startswith('# mine\ndtype = "float16"  # why\n')
     assert 'model = "new"' in text
-    assert 'surface = "browser"\ndrafting = "off"' in text
+    assert '[start]\ndrafting = "off"\nmodel = "new"  # once\nsurface = "browser"\n' in text
     assert stored.is_symlink()
     assert stat.S_IMODE(real.stat().st_mode) == 0o640
 

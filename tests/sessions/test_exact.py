@@ -21,15 +21,19 @@ from hypothesis import strategies as st
 
 from selfdraft.engine import Boundary, Engine, Request, Row
 from selfdraft.engine.session import Cut
+from selfdraft.models import step3p5
 from selfdraft.sessions import PromptSession, SessionBank
 from selfdraft.sessions.tree import walk
+from tests.reference.families import FAMILIES
 from tests.support.nano import SMALLER, nano_model
 from tests.support.rows import finish, params
 from tests.support.sessions import CutsOnly, Known, differences, replay
 
 CHUNK = 8
 KINDS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"dtype": mx.bfloat16}, "4-bit": {"bits": 4}}
-MODELS = {name: nano_model(sharpness=3.0, **SMALLER, **kind) for name, kind in KINDS.items()}
+MODELS: dict[str, Any] = {name: nano_model(sharpness=3.0, **SMALLER, **kind) for name, kind in KINDS.items()}
+mx.random.seed(3)
+MODELS["three modules"] = step3p5.build(FAMILIES["step3p5"].config, True)  # a chain, each behind the one before it
 
 
 class Watched(PromptSession):
@@ -47,7 +51,7 @@ class Watched(PromptSession):
 def ask(engine: Engine, bank: SessionBank, prompt: list[int], rng: random.Random) -> tuple[Row, Watched]:
     stops = rng.sample(range(1, len(prompt)), min(len(prompt) - 1, rng.randint(0, 3)))
     session = Watched(bank, "a", prompt, stops)
-    depth = rng.choice([0, 1, 3, 5, "auto"])
+    depth = rng.choice([0, 1, 3, min(5, engine.model.max_depth), "auto"])
     kind = rng.choice(["length", "stop token", "text stop"])
     request = Request(
         prompt,
@@ -96,7 +100,7 @@ def check_bank(model: Any, bank: SessionBank, replayed: Known | None = None) -> 
     return checked
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODELS)
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**32))
 def test_random_conversations(kind: str, seed: int) -> None:
@@ -122,7 +126,7 @@ def test_random_conversations(kind: str, seed: int) -> None:
     assert bank.figures.entries == sum(node.moment is not None for node in walk(bank.root("a")))
 
 
-@pytest.mark.parametrize(("kind", "depth"), [*((kind, 3) for kind in KINDS), ("bf16", 0)])
+@pytest.mark.parametrize(("kind", "depth"), [*((kind, 3) for kind in MODELS), ("bf16", 0)])
 def test_every_length_of_a_prompt(kind: str, depth: int) -> None:
     """A boundary at every length below that of a prompt of three chunks: on the grid, next to it, between."""
     model = MODELS[kind]
@@ -141,7 +145,7 @@ def test_every_length_of_a_prompt(kind: str, depth: int) -> None:
         assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODELS)
 def test_the_second_turn_forwards_what_is_new(kind: str) -> None:
     model = MODELS[kind]
     bank = SessionBank(model.new_state, 10**9)

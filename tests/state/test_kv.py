@@ -9,6 +9,7 @@ import pytest
 from selfdraft.state import (
     DOUBLED,
     GROWTH,
+    HeadOutputs,
     KeyValues,
     KeyValueShape,
     RecurrentState,
@@ -225,3 +226,72 @@ def test_states_of_several_rows_are_stacked_in_order() -> None:
     assert batch.window[:, 0, 0].tolist() == [0, 1, 2]
     assert batch.memory[:, 0, 0, 0].tolist() == [0, 10, 20]
     assert stacked(rows[1:2])[2] is rows[1].recurrent[2]
+
+
+WINDOW = 8
+
+
+@pytest.mark.parametrize("steps", [1, 3, GROWTH])
+def test_a_window_keeps_what_is_seen_and_drops_the_rest(steps: int) -> None:
+    """However tokens come in, a query sees its window and no more, and what is held does not grow with the row."""
+    kv, offset = KeyValues(WINDOW), 0
+    while offset < 6 * GROWTH:
+        keys, values = kv.write(offset, entries(offset, steps), entries(offset, steps))
+        seen = list(range(max(offset - WINDOW + 1, 0), offset + steps))
+        assert positions(keys) == positions(values) == seen
+        offset += steps
+    assert kv.keys is not None
+    assert kv.keys.shape[2] <= capacity(WINDOW + 2 * GROWTH + steps)
+    assert kv.first > 0
+
+
+def test_a_window_can_be_rolled_back() -> None:
+    """Lengths move back by as much as a cycle drafts: what lies before is still there."""
+    kv, dropped = KeyValues(WINDOW), 5 * GROWTH
+    for offset in range(dropped):
+        kv.write(offset, entries(offset, 1), entries(offset, 1))
+    for back in (1, WINDOW, GROWTH):
+        start = dropped - back
+        keys, _ = kv.write(start, entries(start, 1), entries(start, 1))
+        assert positions(keys) == list(range(start - WINDOW + 1, start + 1))
+
+
+def test_a_fork_of_a_window_is_independent() -> None:
+    kv = KeyValues(WINDOW)
+    for offset in range(3 * GROWTH):
+        kv.write(offset, entries(offset, 1), entries(offset, 1))
+    twin, end = kv.fork(), 3 * GROWTH
+    for offset in range(end, end + 2 * GROWTH):
+        twin.write(offset, entries(offset, 1), entries(offset, 1))
+    keys, _ = kv.write(end, entries(end, 1), entries(end, 1))
+    assert positions(keys) == list(range(end - WINDOW + 1, end + 1))
+
+
+def test_bytes_of_a_row_count_a_window_once() -> None:
+    wide, narrow = KeyValueShape(2, 3, 5), KeyValueShape(2, 3, 5, window=WINDOW)
+    assert wide.numbers(10 * GROWTH) == capacity(10 * GROWTH) * 16
+    assert narrow.numbers(100 * GROWTH) == narrow.numbers(10 * GROWTH) == capacity(WINDOW + 2 * GROWTH) * 16
+    shape = StateShape((wide, narrow), (narrow,), mx.bfloat16)
+    assert shape.row_bytes(10 * GROWTH, 3) == 2 * (wide.numbers(10 * GROWTH) + 2 * narrow.numbers(10 * GROWTH))
+    assert shape.moment_bytes == 2 * 2 * WINDOW * 16
+
+
+def test_outputs_of_modules_that_feed_each_other() -> None:
+    """Module j's newest true entry is j behind the newest pair, if there are so many pairs."""
+    whole = mx.arange(6).reshape(1, 6, 1)
+    outputs = HeadOutputs(0, (whole, whole[:, :5]))  # of pairs 0..5, and of entries 0..4 behind them
+    assert [_only(outputs.newest(module, 6)) for module in (0, 1)] == [5, 4]
+    assert [_only(outputs.newest(module, 4)) for module in (0, 1)] == [3, 2]
+    assert outputs.newest(1, 1) is None
+    kept = outputs.only_newest(6)
+    assert [_only(kept.newest(module, 6)) for module in (0, 1)] == [5, 4]
+    later = HeadOutputs(6, (whole + 6, whole + 5))
+    assert [_only(later.newest(module, 9)) for module in (0, 1)] == [8, 7]
+    assert _only(outputs.only_newest(1).newest(0, 1)) == 0
+    assert outputs.only_newest(1).newest(1, 1) is None
+
+
+def _only(output: mx.array | None) -> int:
+    assert output is not None
+    value: int = output.item()  # type: ignore[assignment]
+    return value

@@ -63,6 +63,9 @@ class ScriptedHead:
     def row_bytes(self, tokens: int) -> int:
         return self._inner.row_bytes(tokens)
 
+    def working_bytes(self, tokens: int, length: int) -> int:
+        return self._inner.working_bytes(tokens, length)
+
     def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
         self.forwards.append((tokens.shape[0], tokens.shape[1]))
         hidden, captured = self._inner.forward(tokens, rows, keep_steps=keep_steps)
@@ -74,7 +77,9 @@ class ScriptedHead:
         return hidden, captured
 
     def logits(self, hidden: mx.array) -> mx.array:
-        real = self._inner.logits(hidden)
+        return self._said(hidden, self._inner.logits(hidden))
+
+    def _said(self, hidden: mx.array, real: mx.array) -> mx.array:
         marked = mx.abs(hidden[..., :1]) == MARK
         wanted = hidden[..., 1:2] == mx.arange(self.vocab_size)
         said = mx.where(hidden[..., :1] < 0, mx.nan, mx.where(wanted, GAP, -GAP))
@@ -84,7 +89,7 @@ class ScriptedHead:
         return self._inner.draft_only(tokens)
 
     def draft_logits(self, hidden: mx.array, step: int = 0, *, whole: bool = False) -> mx.array:
-        return self.logits(hidden)
+        return self._said(hidden, self._inner.draft_logits(hidden, step, whole=whole))
 
     def draft(
         self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], step: int = 0

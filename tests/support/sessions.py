@@ -74,13 +74,27 @@ def differences(model: Model, a: Boundary, b: Boundary) -> list[str]:
     parts.append(("logits", model.logits(a.hidden), model.logits(b.hidden)))
     for index, (x, y) in enumerate(zip(a.state.recurrent, b.state.recurrent, strict=True)):
         parts += [(f"window {index}", x.window, y.window), (f"memory {index}", x.memory, y.memory)]
-    for kind, end in (("attention", a.state.length), ("head", a.state.head_length)):
-        for index, (k, other) in enumerate(zip(getattr(a.state, kind), getattr(b.state, kind), strict=True)):
-            if end:
-                parts.append((f"{kind} keys {index}", k.keys[:, :, :end], other.keys[:, :, :end]))
-                parts.append((f"{kind} values {index}", k.values[:, :, :end], other.values[:, :, :end]))
+    for name, (x, y) in _layers(a.state, b.state).items():
+        parts += [(f"keys of {name}", x[0], y[0]), (f"values of {name}", x[1], y[1])]
+    if a.state.head_outputs and b.state.head_outputs:
+        newest = [each.state.head_outputs.only_newest(each.state.head_length).outputs for each in (a, b)]
+        parts += [(f"output of module {index}", *pair) for index, pair in enumerate(zip(*newest, strict=True))]
     mx.eval([array for _, *pair in parts for array in pair])
     return found + [name for name, x, y in parts if not same(x, y)]
+
+
+def _layers(a: RowState, b: RowState) -> dict[str, list[tuple[mx.array, mx.array]]]:
+    """Keys and values that coming queries see, of both states by the names of their layers."""
+    ends = [(f"attention {index}", a.attention, b.attention, index, a.length) for index in range(len(a.attention))]
+    for index, shape in enumerate(a.shape.head):
+        ends.append((f"head {index}", a.head, b.head, index, a.head_length - shape.behind))
+    found = {}
+    for name, *both, index, end in ends:
+        if end > 0:
+            layers = [layers[index] for layers in both]
+            seen = [slice(layer.begin(end) - layer.first, end - layer.first) for layer in layers]
+            found[name] = [(x.keys[:, :, s], x.values[:, :, s]) for x, s in zip(layers, seen, strict=True)]
+    return found
 
 
 class CutsOnly(PromptSession):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from .disk import FAULTS as DISK
+from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
 from .fault import Fault
 from .forge_head import FAULTS as FORGE_HEAD
 from .hub import FAULTS as HUB
+from .hybrids import FAULTS as HYBRIDS
 from .kernels import FAULTS as KERNELS
+from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
+from .modules import FAULTS as MODULES
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
@@ -17,4 +21,20 @@ from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING, *HUB, *FANS, *FORGE_HEAD]
+FAULTS = [
+    *ENGINE,
+    *SERVER,
+    *SESSIONS,
+    *DISK,
+    *KERNELS,
+    *PRODUCTS,
+    *MODELS,
+    *MODULES,
+    *HYBRIDS,
+    *TUNING,
+    *MEMORY,
+    *DOCTOR,
+    *HUB,
+    *FANS,
+    *FORGE_HEAD,
+]

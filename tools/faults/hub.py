@@ -141,8 +141,8 @@ FAULTS = [
     Fault(
         "a pulled model is asked for again",
         "source.py",
-        "return _pinned(pin) if pin is not None and pin.covers(model) else _download(model)",
-        "return _download(model)",
+        "return _pinned(pin) if pin is not None and pin.covers(model) else _download(model, fetch)",
+        "return _download(model, fetch)",
         _PULL,
     ),
     Fault(

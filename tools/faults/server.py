@@ -107,16 +107,16 @@ FAULTS = [
     ),
     Fault(
         "a request that fits only sustained is refused",
-        "server/memory.py",
-        'if self._plan is None or self._plan(request).mode == "sustained":',
+        "budget.py",
+        'if self._engine.plan(request).mode == "sustained":',
         "if True:",
         "tests/engine/test_modes.py -k only_sustained",
     ),
     Fault(
         "memory is not asked for before a prefill",
         "server/service.py",
-        "fitted = [self._budget.fitted(answer.request, spare=self._session_bytes) for answer in answers]",
-        "fitted = [(answer.request, 0) for answer in answers]",
+        "fitted = [llm.budget.fitted(answer.request, spare=llm.session_bytes) for answer in answers]",
+        "fitted = [(answer.request, llm.budget.need(answer.request)) for answer in answers]",
         "tests/server/test_server.py tests/server/test_field_reports.py",
     ),
     Fault(
@@ -184,10 +184,10 @@ FAULTS = [
     ),
     Fault(
         "an answer may take the whole context by default",
-        "server/memory.py",
+        "budget.py",
         "_REPLY_SHARE, _MOST_REPLY, _LEAST_REPLY = 4,",
         "_REPLY_SHARE, _MOST_REPLY, _LEAST_REPLY = 1,",
-        "tests/server/test_memory.py tests/server/test_field_reports.py",
+        "tests/test_budget.py tests/server/test_field_reports.py",
     ),
     Fault(
         "a row is kept in memory behind its end",

@@ -15,8 +15,8 @@ FAULTS = [
     Fault(
         "head's entries cut where the trunk's are",
         "sessions/payload.py",
-        "max(start - 1, 0)",
-        "start",
+        "1 + shape.behind",
+        "shape.behind",
         EXACT,
     ),
     Fault(

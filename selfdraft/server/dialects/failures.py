@@ -5,8 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...errors import ContextOverflow, InvalidRequest, ModelNotFound, NonFiniteLogits, SelfdraftError
-from ..errors import HttpError, Loading, OutOfMemoryBudget, QueueFull
+from ...errors import (
+    ContextOverflow,
+    InvalidRequest,
+    ModelNotFound,
+    NonFiniteLogits,
+    OutOfMemoryBudget,
+    SelfdraftError,
+)
+from ..errors import HttpError, Loading, QueueFull
 from .limits import RequestTooLarge
 
 __all__ = ["Failure", "describe", "headers"]
@@ -45,7 +52,7 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
 def describe(exception: BaseException) -> Failure:
     """Status, code and message. What a client cannot help stays in the log: its text may name paths or internals."""
     if isinstance(exception, OutOfMemoryBudget):
-        return Failure(exception.status, "insufficient_memory", str(exception))
+        return Failure(507 if exception.later else 413, "insufficient_memory", str(exception))
     if isinstance(exception, HttpError):
         return Failure(exception.status, exception.code, str(exception))
     for kind, status, code in _KINDS:

@@ -210,20 +210,24 @@ class Folder:
             path.parent.rmdir()
             self._rest -= size
 
+    def unknown(self, known: Collection[str]) -> list[Path]:
+        """Files among the blobs that are none of those named."""
+        wanted = {self.path(name) for name in known}
+        there = (Path(folder, name) for folder, _, files in os.walk(self._blobs) for name in files)
+        return [path for path in there if path not in wanted]
+
     def sweep(self, known: Collection[str]) -> int:
         """Delete everything among the blobs that is none of those named.
 
         Returns:
             How many files went.
         """
-        wanted = {self.path(name) for name in known}
         gone = 0
-        for folder, _, files in os.walk(self._blobs, topdown=False):
-            for path in (Path(folder, name) for name in files):
-                if path not in wanted:
-                    with contextlib.suppress(OSError):
-                        path.unlink()
-                        gone += 1
+        for path in self.unknown(known):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                gone += 1
+        for folder, _, _ in os.walk(self._blobs, topdown=False):
             if folder != str(self._blobs):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)

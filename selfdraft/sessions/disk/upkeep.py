@@ -43,10 +43,14 @@ class Survey:
     Attributes:
         bytes: of the whole folder.
         groups: the one used last comes first.
+        orphans: files that no sound record needs; a process that writes may be about to name them.
+        incomplete: records that cannot be read whole.
     """
 
     bytes: int
     groups: list[Group]
+    orphans: int
+    incomplete: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ def survey(root: Path) -> Survey:
     for entry in archive.entries():
         groups.setdefault((entry.row.identity, entry.row.scope), []).append(entry)
     found = [_group(entries) for entries in groups.values()]
-    return Survey(archive.folder.bytes, sorted(found, key=lambda group: -group.used))
+    orphans = len(archive.folder.unknown(archive.catalogue.references))
+    ordered = sorted(found, key=lambda group: -group.used)
+    return Survey(archive.folder.bytes, ordered, orphans, len(archive.incomplete))
 
 
 def check(root: Path) -> Checked:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-__all__ = ["Reference", "TransformersModules", "chained", "load_trunk", "stacked"]
+__all__ = [
+    "Reference",
+    "TransformersModules",
+    "causal",
+    "chained",
+    "filled",
+    "load_trunk",
+    "named",
+    "read_json",
+    "side_by_side",
+    "stacked",
+]
+
+Filled = TypeVar("Filled", bound=nn.Module)
 
 
 class Reference(Protocol):
@@ -34,15 +48,44 @@ class Module(Protocol):
         """[..., H] -> [..., V]."""
 
 
-def load_trunk(folder: Path) -> Any:
-    """A causal language model in float32, read by transformers; raises if a tensor of the trunk is missing."""
+def load_trunk(folder: Path, config: Any = None) -> Any:
+    """A causal language model in float32, read by transformers; raises if a tensor of the trunk is missing.
+
+    Args:
+        config: where transformers does not read config.json as it was released.
+    """
     model, report = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report.get(kind):
             raise ValueError(f"{folder}: {kind}: {sorted(report[kind])[:5]}")
     return model.eval()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object."""
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def filled(module: Filled, tensors: Mapping[str, Tensor]) -> Filled:
+    """A module with these as all of its parameters, in float32."""
+    module.to(torch.float32).load_state_dict(dict(tensors), strict=True)
+    return module.eval()
+
+
+def named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin so, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def causal(length: int, window: int | None = None) -> Tensor:
+    """What eager attention adds to scores, [1, 1, n, n]: a query sees the last `window` positions, its own included."""
+    places = torch.arange(length)
+    distance = places[:, None] - places[None]
+    seen = (distance >= 0) & (distance < (window or length))
+    return torch.where(seen, 0.0, -torch.inf)[None, None]
 
 
 def chained(module: Module, ids: Tensor, hidden: Tensor, depths: int) -> Tensor:
@@ -64,6 +107,16 @@ def stacked(modules: Sequence[Module], ids: Tensor, hidden: Tensor) -> Tensor:
     for module in modules:
         before = module.output(tokens, before)
         found.append(module.logits(before[-1]))
+        tokens = torch.cat([tokens[1:], found[-1].argmax()[None]])
+    return torch.stack(found)
+
+
+def side_by_side(modules: Sequence[Module], ids: Tensor, hidden: Tensor) -> Tensor:
+    """A module a depth, each with the trunk's hidden, and tokens one further on than those of the one before it."""
+    tokens = ids[1:]
+    found = []
+    for module in modules:
+        found.append(module.logits(module.output(tokens, hidden[:-1])[-1]))
         tokens = torch.cat([tokens[1:], found[-1].argmax()[None]])
     return torch.stack(found)
 

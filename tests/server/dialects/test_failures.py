@@ -12,13 +12,14 @@ from selfdraft.errors import (
     InvalidRequest,
     ModelNotFound,
     NonFiniteLogits,
+    OutOfMemoryBudget,
     SelfdraftError,
 )
 from selfdraft.server.dialects import anthropic_messages, openai_chat, openai_completions, openai_responses
 from selfdraft.server.dialects.failures import headers
 from selfdraft.server.dialects.limits import RequestTooLarge
 from selfdraft.server.dialects.wire import Encoder, read
-from selfdraft.server.errors import HttpError, Loading, OutOfMemoryBudget, QueueFull
+from selfdraft.server.errors import HttpError, Loading, QueueFull
 
 from .support import ENVELOPE, READER, body, parsed
 
@@ -29,8 +30,8 @@ FAILURES = [
     (ModelNotFound("who"), 404, "model_not_found", "not_found_error"),
     (HttpError("key", status=401, code="invalid_api_key"), 401, "invalid_api_key", "authentication_error"),
     (QueueFull("full", retry_after=1.2), 429, "rate_limit_exceeded", "rate_limit_error"),
-    (OutOfMemoryBudget("never", status=413), 413, "insufficient_memory", "request_too_large"),
-    (OutOfMemoryBudget("now", status=507), 507, "insufficient_memory", "api_error"),
+    (OutOfMemoryBudget("never"), 413, "insufficient_memory", "request_too_large"),
+    (OutOfMemoryBudget("now", later=True), 507, "insufficient_memory", "api_error"),
     (Loading("soon"), 503, "model_loading", "overloaded_error"),
     (NonFiniteLogits("nan"), 500, "server_error", "api_error"),
     (KeyError("/secret/path"), 500, "server_error", "api_error"),

@@ -1,0 +1,90 @@
+"""Guards that a config.json that cannot be right ends in one error which names the field, and not in a traceback."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from selfdraft.errors import CheckpointError
+from selfdraft.models.checkpoint import classify
+from selfdraft.models.loader import build_model
+from tests.reference.families import FAMILIES
+
+LIES: dict[str, list[tuple[str, Any]]] = {
+    "mimo": [
+        ("num_key_value_heads", None),
+        ("rms_norm_eps", "x"),
+        ("rms_norm_eps", -1.0),
+        ("rope_theta", "x"),
+        ("rope_scaling", "x"),
+        ("tie_word_embeddings", "x"),
+    ],
+    "mimo_v2_flash": [
+        ("hybrid_layer_pattern", [0]),
+        ("hybrid_layer_pattern", [0, 1, 1, 7]),
+        ("moe_layer_freq", None),
+        ("partial_rotary_factor", None),
+        ("layernorm_epsilon", -1),
+        ("attention_value_scale", "x"),
+        ("swa_rope_theta", True),
+        ("topk_method", "greedy"),
+        ("scoring_func", "softmax"),
+        ("num_experts_per_tok", 9),
+        ("num_nextn_predict_layers", 0),
+    ],
+    "step3p5": [
+        ("layer_types", None),
+        ("layer_types", ["full_attention"] * 4),  # the modules' are missing
+        ("layer_types", ["x"] * 7),
+        ("rope_theta", [1.0]),
+        ("rope_theta", "x"),
+        ("partial_rotary_factors", [0.5] * 4),
+        ("attention_other_setting", "x"),
+        ("rope_scaling", "x"),
+        ("swiglu_limits", "x"),
+        ("moe_top_k", 9),
+        ("rms_norm_eps", None),
+        ("num_nextn_predict_layers", 0),
+    ],
+}
+
+
+def load(name: str, folder: Path, **changed: Any) -> None:
+    family = FAMILIES[name]
+    weights = {tensor: mx.array(values) for tensor, values in family.weights().items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(family.config | changed))
+    build_model(classify(folder), with_head=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"), [(name, *lie) for name, lies in LIES.items() for lie in lies], ids=str
+)
+def test_a_lie_is_named(name: str, field: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{field}"):
+        load(name, tmp_path, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("moe_layers_enum", "a,b", "invalid literal"),
+        ("rope_scaling", {"rope_type": "spiral"}, "spiral"),
+        ("attention_other_setting", {"num_attention_heads": 0}, "num_attention_heads"),
+        ("swiglu_limits", ["x"] * 7, "str"),
+    ],
+)
+def test_what_no_layer_can_be_built_of_is_said(field: str, value: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{said}"):
+        load("step3p5", tmp_path, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("moe_layers_enum", [1, 2, 3]), ("swiglu_limits", [None] * 7), ("swiglu_limits_shared", None)]
+)
+def test_other_ways_to_say_the_same_are_read(field: str, value: Any, tmp_path: Path) -> None:
+    load("step3p5", tmp_path, **{field: value})
