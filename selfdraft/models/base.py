@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ..state import Captured, RowState
 
@@ -115,11 +114,6 @@ class Architecture:
     assemble: Callable[[dict[str, mx.array], Mapping[str, Any]], dict[str, mx.array]] = lambda tensors, _: tensors
     zero_centred: Callable[[str], bool] | None = None
     required: tuple[str, ...] = ("model.embed_tokens.weight",)
-
-    def head_parameters(self, text_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of an unquantised head's parameters."""
-        parameters = dict(tree_flatten(self.build(text_config, True).parameters()))
-        return {name: tensor.shape for name, tensor in parameters.items() if name.startswith("mtp.")}
 
 
 _REGISTRY: dict[str, Architecture] = {}
