@@ -27,9 +27,10 @@ from .errors import FanError, InvalidRequest
 from .fans import thermalforge
 from .files import write_atomically
 
-__all__ = ["Settings", "StoredSettings", "checked", "load_settings", "remember", "settings_path"]
+__all__ = ["LEAST_IDS", "Settings", "StoredSettings", "checked", "load_settings", "remember", "settings_path"]
 
 TABLES = ("server", "start", "models")
+LEAST_IDS = 256  # of a draft vocabulary
 
 _HEADING = "Settings of Selfdraft. Arguments and SELFDRAFT_* in the environment win over them."
 
@@ -111,8 +112,8 @@ class Settings(StoredSettings):
 
 def _enough_ids(size: int) -> int:
     """Fewer could leave nothing to draft where end tokens are withheld."""
-    if size < 0 or 0 < size < 256:
-        raise ValueError("0 for all tokens, or 256 ids and more")
+    if size < 0 or 0 < size < LEAST_IDS:
+        raise ValueError(f"0 for all tokens, or {LEAST_IDS} ids and more")
     return size
 
 
