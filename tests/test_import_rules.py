@@ -43,6 +43,7 @@ ALLOWED = {
         "params",
         "settings",
         "stamp",
+        "text",
         "tuning",
     },
     "tuned": {"engine", "errors", "files"},

@@ -130,7 +130,7 @@ def _compressed(parts: Parts, settings: Mapping[str, Any]) -> dict[str, mx.array
     in / g] if it is asymmetric, weight_g_idx [in] with `actorder`; codes and zero points are stored plus half of their
     range."""
     words, scales = parts["weight_packed"], parts["weight_scale"]
-    shape: list[int] = parts["weight_shape"].tolist()  # type: ignore[assignment]
+    shape: list[int] = parts["weight_shape"].reshape(-1).tolist()  # type: ignore[assignment]
     bits = 32 * words.shape[-1] // max(shape[-1], 1)
     if bits not in _BITS or shape != [words.shape[0], 32 * words.shape[-1] // bits]:
         raise ValueError(f"codes {list(words.shape)} are no weights {shape} of 4 or 8 bits")
