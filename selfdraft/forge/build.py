@@ -15,12 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import __version__
 from ..device import choose_dtype
 from ..errors import CheckpointError
 from ..models.checkpoint import Checkpoint, classify, weight_files
 from ..models.loader import build_model, stored_as
 from ..models.probe import PROBE_TEXT, why_foreign
+from ..models.tensor_header import entries
 from ..stamp import Stamp, write_stamp
 from ..text import Tokenizer
 from .head import HeadOutcome, make_head
@@ -28,13 +28,14 @@ from .package_files import write_config, write_index, write_side_files
 from .plan import OTHER_FILE, Part, Plan, Shard, plan
 from .recipe import DENSE, Recipe
 from .room import room
-from .tensor_file import TensorWriter, bytes_of, entries, stored_bytes
+from .tensor_file import TensorWriter, bytes_of, stored_bytes
 from .workplace import refuse_target, workplace
 
 __all__ = ["Built", "build"]
 
 Progress = Callable[[str, int, int], None]
 
+_LAYOUT = 1  # raised when the same source and recipe come to other bytes
 _HALVES = re.compile(r"mtp\..*\b(fc|eh_proj)\.(weight|scales|biases)")  # whose inputs are embedding and hidden
 
 
@@ -90,7 +91,7 @@ def _journal(checkpoint: Checkpoint, recipe: Recipe) -> str:
     folder = checkpoint.folder.resolve()
     files = [folder / "config.json", *chain(*weight_files(folder))]
     sources = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    made_by = {"selfdraft": __version__, "recipe": recipe.describe(), "folder": str(folder), "files": sources}
+    made_by = {"layout": _LAYOUT, "recipe": recipe.describe(), "folder": str(folder), "files": sources}
     return json.dumps(made_by, sort_keys=True)
 
 

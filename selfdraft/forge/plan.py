@@ -15,8 +15,9 @@ from ..errors import CheckpointError
 from ..models.checkpoint import HEAD, Checkpoint, weight_files
 from ..models.fit import stored_format
 from ..models.loader import always_fp32
+from ..models.tensor_header import Entry, entries
 from .recipe import DENSE, Recipe
-from .tensor_file import Entry, entries
+from .tensor_file import entry_of
 
 __all__ = ["HEAD_FILE", "OTHER_FILE", "Format", "Part", "Plan", "Shard", "plan"]
 
@@ -159,16 +160,16 @@ def _part(name: str, tensor: mx.array, form: Format | None, dtype: mx.Dtype) -> 
             kept = mx.float32
         elif mx.issubdtype(tensor.dtype, mx.floating):
             kept = dtype
-        return Part(name, DENSE, (Entry.like(name, kept, tensor.shape),))
+        return Part(name, DENSE, (entry_of(name, kept, tensor.shape),))
     path, (*rows, inputs) = name.removesuffix("weight"), tensor.shape
     scales = (*rows, inputs // form["group_size"])
     return Part(
         name,
         form["bits"],
         (
-            Entry.like(name, mx.uint32, (*rows, inputs * form["bits"] // 32)),
-            Entry.like(f"{path}scales", dtype, scales),
-            Entry.like(f"{path}biases", dtype, scales),
+            entry_of(name, mx.uint32, (*rows, inputs * form["bits"] // 32)),
+            entry_of(f"{path}scales", dtype, scales),
+            entry_of(f"{path}biases", dtype, scales),
         ),
     )
 

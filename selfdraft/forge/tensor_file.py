@@ -1,8 +1,4 @@
-"""Safetensors files, read and written a tensor at a time, so that none is in memory as a whole.
-
-Format: eight bytes with the header's length, the header as JSON, the tensors' bytes
-(https://huggingface.co/docs/safetensors).
-"""
+"""Safetensors files (see `models.tensor_header`), written a tensor at a time: none is in memory as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -19,9 +14,9 @@ from typing import Any, BinaryIO
 import mlx.core as mx
 
 from ..errors import CheckpointError
-from ..models.strict_json import safetensors_header
+from ..models.tensor_header import Entry
 
-__all__ = ["Entry", "TensorWriter", "bytes_of", "entries", "stored_bytes"]
+__all__ = ["TensorWriter", "bytes_of", "entry_of", "stored_bytes"]
 
 _PIECE = 2**24
 _NAMES = {
@@ -40,42 +35,9 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A tensor of a file.
-
-    Attributes:
-        dtype: as the format names it.
-        start, nbytes: where its bytes lie in the file; of one that is not written yet, start means nothing.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-    start: int = 0
-
-    @staticmethod
-    def like(name: str, dtype: mx.Dtype, shape: Sequence[int]) -> Entry:
-        """Of an array that is to be written."""
-        return Entry(name, _NAMES[dtype], tuple(shape), math.prod(shape) * dtype.size)
-
-
-def entries(path: Path) -> list[Entry]:
-    """What a file holds, in the order of its bytes.
-
-    Raises:
-        CheckpointError: it is no safetensors file, or shorter than its header says.
-    """
-    try:
-        header, begin = safetensors_header(path)
-        found = [_entry(name, fields, begin) for name, fields in header.items() if name != "__metadata__"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: not a readable safetensors file ({error}); fetch it again") from error
-    found.sort(key=lambda entry: entry.start)
-    if found and found[-1].start + found[-1].nbytes > path.stat().st_size:
-        raise CheckpointError(f"{path}: cut off inside {found[-1].name!r}; fetch it again")
-    return found
+def entry_of(name: str, dtype: mx.Dtype, shape: Sequence[int]) -> Entry:
+    """Of an array that is to be written."""
+    return Entry(name, _NAMES[dtype], tuple(shape), math.prod(shape) * dtype.size)
 
 
 def stored_bytes(path: Path, entry: Entry) -> Iterator[bytes]:
@@ -155,10 +117,3 @@ class TensorWriter:
             self._file.close()
         finally:
             self._part.unlink(missing_ok=True)
-
-
-def _entry(name: str, fields: Mapping[str, Any], begin: int) -> Entry:
-    start, end = fields["data_offsets"]
-    if not 0 <= start <= end:
-        raise ValueError(f"{name!r} lies at {start}..{end}")
-    return Entry(name, fields["dtype"], tuple(fields["shape"]), end - start, begin + start)
