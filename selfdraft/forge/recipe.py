@@ -62,15 +62,15 @@ class Recipe:
     head_norms: Literal["auto", "zero-centred", "one-plus"] = "auto"
 
     def __post_init__(self) -> None:
-        for bits in (self.bits, *(bits for _, bits in (*self.usual, *self.rules))):
-            if bits not in (*BITS, DENSE):
+        for param, numbers in (("bits", [self.bits]), ("set", [bits for _, bits in self.rules])):
+            if wrong := [bits for bits in numbers if bits not in (*BITS, DENSE)]:
                 raise InvalidRequest(
-                    f"{bits} bits are not possible; possible: {', '.join(map(str, BITS))}, or {DENSE} for dense",
-                    param="bits",
+                    f"{wrong[0]} bits are not possible; possible: {', '.join(map(str, BITS))}, or {DENSE} for dense",
+                    param=param,
                 )
         if self.group_size not in GROUPS:
             raise InvalidRequest(f"group size {self.group_size} is not possible; possible: 32, 64, 128", param="group")
-        if self.draft_vocabulary and self.draft_vocabulary < LEAST_IDS:
+        if self.draft_vocabulary != 0 and self.draft_vocabulary < LEAST_IDS:
             raise InvalidRequest(
                 f"a draft vocabulary of {self.draft_vocabulary} is not possible: 0 for all tokens, or {LEAST_IDS} ids "
                 "and more",
