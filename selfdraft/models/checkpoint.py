@@ -120,6 +120,10 @@ def classify(folder: Path) -> Checkpoint:
     trunk = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
     if problems := describe_misfits(module, trunk):
         raise CheckpointError(f"{folder}: the weights do not fit config.json: {problems}; fetch the checkpoint again")
+    try:
+        norms = _norms(tensors, family, layout, head=False)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
     return Checkpoint(
         folder=folder,
         config=config,
@@ -128,7 +132,7 @@ def classify(folder: Path) -> Checkpoint:
         architecture=family,
         tensors=tensors,
         layout=layout,
-        norms=_norms(tensors, family, layout, head=False),
+        norms=norms,
         head=_head(tensors, family, layout, head_source, text_config),
         notes=notes,
     )
@@ -164,12 +168,20 @@ def _configured(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Architect
 def _module(folder: Path, family: Architecture, text_config: Mapping[str, Any]) -> nn.Module:
     """The trunk that a configuration describes; nothing is evaluated."""
     try:
-        return family.build(text_config, False)
+        return _built(family, text_config, False)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
+def _built(family: Architecture, text_config: Mapping[str, Any], with_head: bool) -> nn.Module:
+    """Raises ValueError, with what is wrong in config.json."""
+    try:
+        return family.build(text_config, with_head)
+    except CheckpointError as error:
+        raise ValueError(str(error)) from error
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         said = str(error).splitlines()[0]
-        raise CheckpointError(
-            f"{folder}: config.json describes no model ({said}); fetch the checkpoint again"
-        ) from error
+        raise ValueError(f"config.json describes no model ({said}); fetch the checkpoint again") from error
 
 
 def _stored(
@@ -308,6 +320,8 @@ def _assembled(
         if settings := _foreign(text_config):
             stored = foreign.in_mlx_layout(stored, settings)
         return family.assemble(stored, text_config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
     except (KeyError, ValueError) as error:
         lacking = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
@@ -354,9 +368,9 @@ def _norms(tensors: Mapping[str, mx.array], family: Architecture, layout: str, *
         return "plain"
     weights = {name: t for name, t in tensors.items() if name.startswith(HEAD) == head and zero_centred(name)}
     if not weights:
-        raise CheckpointError(f"the {'head' if head else 'trunk'} has no norm weights; the checkpoint is incomplete")
+        raise ValueError(f"the {'head' if head else 'trunk'} has no norm weights; the checkpoint is incomplete")
     if broken := [name for name, weight in weights.items() if not mx.isfinite(weight).all().item()]:
-        raise CheckpointError(f"{broken[0]} holds values that are not finite; fetch the checkpoint again")
+        raise ValueError(f"{broken[0]} holds values that are not finite; fetch the checkpoint again")
     return norm_convention(weights.values(), "zero-centred" if layout == "huggingface" else "one-plus")
 
 
@@ -378,15 +392,15 @@ def _head(
         return HeadReport(source, count, None, problem)
     try:
         return HeadReport(source, count, _norms(tensors, family, layout, head=True))
-    except CheckpointError as error:
+    except ValueError as error:
         return HeadReport(source, count, None, f"the MTP head cannot be used: {error}")
 
 
 def _head_problem(tensors: Mapping[str, mx.array], family: Architecture, text_config: Mapping[str, Any]) -> str:
     """Why these head tensors do not make a head; empty when they do."""
-    module = family.build(text_config, True)
     head = {name: tensor for name, tensor in tensors.items() if name.startswith(HEAD)}
     try:
+        module = _built(family, text_config, True)
         quantise_as_stored(module, head)
     except ValueError as error:
         return f"the MTP head cannot be used: {error}"

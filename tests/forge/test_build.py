@@ -25,7 +25,6 @@ from selfdraft.models.loader import build_model
 from selfdraft.models.tensor_header import entries
 from selfdraft.source import REFERENCE, find_model
 from selfdraft.stamp import read_stamp
-from tests.forge.sources import DENSE_HEAD, listing, random_checkpoint, stored_bits, write_family
 from tests.reference.families import FAMILIES
 from tests.reference.random_checkpoints import VARIANTS
 from tests.support.checkpoints import (
@@ -39,6 +38,7 @@ from tests.support.checkpoints import (
     tensors_of,
     zero_centred,
 )
+from tests.support.forge import DENSE_HEAD, listing, random_checkpoint, stored_bits, write_family
 from tests.support.nano import NANO_CONFIG, nano_model
 
 RANDOM = {variant.name: variant for variant in VARIANTS}
