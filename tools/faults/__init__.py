@@ -6,6 +6,7 @@ from .disk import FAULTS as DISK
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
 from .fault import Fault
+from .forge import FAULTS as FORGE
 from .hub import FAULTS as HUB
 from .kernels import FAULTS as KERNELS
 from .models import FAULTS as MODELS
@@ -16,4 +17,4 @@ from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING, *HUB, *FANS]
+FAULTS = [*ENGINE, *SERVER, *SESSIONS, *DISK, *KERNELS, *PRODUCTS, *MODELS, *TUNING, *HUB, *FANS, *FORGE]
