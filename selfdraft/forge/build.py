@@ -187,7 +187,7 @@ def _check_package(checkpoint: Checkpoint, wanted: Plan, work: Path) -> None:
         if norms not in ("one-plus", "plain"):
             raise CheckpointError(
                 f"{checkpoint.folder}: the {name}'s norms, stored as 1 + w, would be read as {norms!r}: their values "
-                f"are unlike a trained model's{made.head.reason and f' ({made.head.reason})'}"
+                "are unlike a trained model's, or --head-norms says what they are not"
             )
     if checkpoint.head.source == "separate" and wanted.head:
         model = build_model(made, with_head=True, dtype=choose_dtype("auto", quantised=made.quantised)).model

@@ -154,15 +154,14 @@ def _layer(
         )
     if not mx.issubdtype(scales.dtype, mx.floating):
         raise ValueError(f"scales are stored as {scales.dtype}")
-    zeros, exact = zeros.astype(mx.float32), scales.astype(mx.float32)
     size = next((size for size in _GROUPS if inputs // count % size == 0), None)
     if groups is None and size is not None:
         alike = inputs // count // size
-        biases = (-zeros * exact).astype(scales.dtype)
+        biases = -zeros.astype(scales.dtype) * scales
         return {"weight": words, "scales": mx.repeat(scales, alike, -1), "biases": mx.repeat(biases, alike, -1)}
     groups = mx.arange(inputs) // (inputs // count) if groups is None else _checked(groups, inputs, count)
-    dense = (_codes(words, bits).astype(mx.float32) - zeros[:, groups]) * exact[:, groups]
-    return {"weight": dense.astype(scales.dtype)}
+    apart = _codes(words, bits).astype(scales.dtype) - zeros.astype(scales.dtype)[:, groups]  # exact in any dtype
+    return {"weight": apart * scales[:, groups]}
 
 
 def _checked(groups: mx.array, inputs: int, count: int) -> mx.array:
