@@ -22,7 +22,7 @@ from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
 from .models.draft_projection import draft_fewer
 from .models.loader import LoadedModel, build_model
-from .models.probe import LEAST_ACCEPTANCE, PROBE_TEXT, probe_acceptance
+from .models.probe import PROBE_TEXT, why_foreign
 from .params import SamplingParams
 from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
@@ -426,12 +426,8 @@ def _with_head_if_sound(
     loaded = build_model(checkpoint, with_head=True, dtype=dtype, progress=progress)
     if checkpoint.head.source == "embedded":
         return loaded, ""
-    acceptance = probe_acceptance(loaded.model, tokenizer.encode(PROBE_TEXT, special=False))
-    if acceptance >= LEAST_ACCEPTANCE:
+    reason = why_foreign(loaded.model, tokenizer.encode(PROBE_TEXT, special=False))
+    if not reason:
         return loaded, ""
-    reason = (
-        f"the separate head file drafts {acceptance:.0%} of the trunk's own tokens on fixed text, below "
-        f"{LEAST_ACCEPTANCE:.0%}: it was not trained with this trunk, or its norms are stored in another convention"
-    )
     del loaded  # one model in memory at a time
     return build_model(checkpoint, with_head=False, dtype=dtype), reason

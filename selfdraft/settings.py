@@ -27,6 +27,7 @@ from .fans import thermalforge
 from .settings_file import Stored, forget, read_settings, remember, settings_path
 
 __all__ = [
+    "LEAST_IDS",
     "TABLES",
     "Origin",
     "Settings",
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 TABLES = ("server", "start", "models")
+LEAST_IDS = 256  # of a draft vocabulary
 
 Origin = Literal["argument", "environment", "settings.toml", "default"]
 
@@ -125,8 +127,8 @@ class Settings(StoredSettings):
 
 def _enough_ids(size: int) -> int:
     """Fewer could leave nothing to draft where end tokens are withheld."""
-    if size < 0 or 0 < size < 256:
-        raise ValueError("0 for all tokens, or 256 ids and more")
+    if size < 0 or 0 < size < LEAST_IDS:
+        raise ValueError(f"0 for all tokens, or {LEAST_IDS} ids and more")
     return size
 
 

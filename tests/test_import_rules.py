@@ -44,6 +44,7 @@ ALLOWED = {
         "params",
         "settings",
         "stamp",
+        "text",
         "tuning",
     },
     "memory": {"errors"},

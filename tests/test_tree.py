@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST = 45 * 2**20
+MOST = 48 * 2**20
 
 
 def test_the_committed_tree_stays_small() -> None:

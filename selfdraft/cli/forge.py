@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -58,7 +59,11 @@ class RecipeFlags:
     bits: Annotated[
         int | None,
         flag(
-            "--bits", "Of the trunk's layers: 3, 4, 5, 6, 8, or 16 for dense. Default: the recipe's.", None, "N", whole
+            "--bits",
+            "Least bits of the trunk's layers: 3, 4, 5, 6, 8, or 16 for dense. Default: the recipe's.",
+            None,
+            "N",
+            whole,
         ),
     ] = None
     group: Annotated[int, flag("--group", "Group size: 32, 64 or 128. Default: 64.", None, "N", whole)] = 64
@@ -83,11 +88,15 @@ class RecipeFlags:
         ),
     ] = "auto"
     dtype: Annotated[
-        Literal["bfloat16", "float16"],
+        Literal["auto", "bfloat16", "float16"],
         flag(
-            "--dtype", "Of what is not quantised: bfloat16, or float16 for M1 and M2. Default: bfloat16.", None, "TYPE"
+            "--dtype",
+            "Of what is not quantised: bfloat16, or float16, for M1 and M2; auto: float16 if the source has that, else "
+            "bfloat16. Default: auto.",
+            None,
+            "TYPE",
         ),
-    ] = "bfloat16"
+    ] = "auto"
     sibling: Annotated[bool, flag("--fp16-sibling", "Also make FOLDER-fp16, for M1 and M2. Default: off.")] = False
     draft_vocabulary: Annotated[
         int,
@@ -156,7 +165,11 @@ def probe(source: Source, *, as_json: AsJson = False) -> None:
         ("folder", report["folder"]),
         ("type", report["model_type"]),
         ("family", report["verified"] or "nothing independent to compare it with"),
-        ("weights", f"{gigabytes(report['bytes'])}, {report['layout']} layout{', quantised' * report['quantised']}"),
+        (
+            "weights",
+            f"{gigabytes(report['bytes'])}, {report['dtype']}{', quantised' * report['quantised']}, {report['layout']} "
+            "layout",
+        ),
         ("MTP head", f"{head['source']}, {head['tensors']} tensors" if head["usable"] else f"none: {head['reason']}"),
         ("norms", f"trunk {report['norms']['trunk']}, head {report['norms']['head'] or 'none'}"),
         *(("note", note) for note in report["notes"]),
@@ -166,7 +179,7 @@ def probe(source: Source, *, as_json: AsJson = False) -> None:
         (name, gigabytes(each["bytes"]), "yes" if each["fits_disk"] else "NO", "yes" if each["fits_memory"] else "NO")
         for name, each in report["recipes"].items()
     ]
-    show_table(("recipe", "size", "fits the disk", "fits memory"), sizes)
+    show_table(("recipe", "size", "disk suffices", "memory suffices"), sizes)
 
 
 @app.command("build")
@@ -185,17 +198,16 @@ def build(
     build that was interrupted goes on where it ended; the folder appears
     when all of it is there.
     """
-    recipes = making.recipes()
     _choose_blas()
     from ..forge.build import build as make
+    from ..forge.workplace import refuse_target
 
+    recipes = making.recipes()
     folder = _found(source)
+    output = Path(os.path.abspath(output.expanduser()))
     targets = [output, *(output.with_name(f"{output.name}-fp16") for _ in recipes[1:])]
     for target in targets:
-        if target.exists():
-            raise typer.BadParameter(
-                f"{target} is there already: remove it, or choose another", param_hint="'--output'"
-            )
+        refuse_target(target)
     made = []
     for recipe, target in zip(recipes, targets, strict=True):
         with _bars(target.name) as progress:

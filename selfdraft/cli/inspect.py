@@ -87,7 +87,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
         "layout": checkpoint.layout,
         "norms": {"trunk": checkpoint.norms, "head": head.norms},
         "weights_bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
-        "stored_dtype": _name(_stored_dtype(checkpoint)),
+        "stored_dtype": _name(checkpoint.stored_dtype),
         "quantisation": built["quantisation"],
         "head": {
             "source": head.source,
@@ -132,20 +132,11 @@ def depth_limit(checkpoint: Checkpoint) -> int:
 
 def _built(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the module that would be loaded says of itself. It is built, lazily, and never evaluated."""
-    import mlx.nn as nn
-    from mlx_lm.utils import infer_quant_config
-
+    from ..models.fit import quantise_as_stored
     from ..models.loader import quantisation_of
 
     module: Any = checkpoint.architecture.build(checkpoint.text_config, not checkpoint.head.reason)
-
-    def stored(path: str, layer: nn.Module) -> bool | dict[str, object]:
-        if not hasattr(layer, "to_quantized") or f"{path}.scales" not in checkpoint.tensors:
-            return False
-        settings: dict[str, object] = infer_quant_config(path, layer, checkpoint.tensors)
-        return settings
-
-    nn.quantize(module, class_predicate=stored)
+    quantise_as_stored(module, checkpoint.tensors)
     return {
         "vocabulary": module.vocab_size,
         "context_length": module.context_length,
@@ -154,22 +145,16 @@ def _built(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _stored_dtype(checkpoint: Checkpoint) -> mx.Dtype:
-    """Of dense weights; of quantised ones, of their scales, which is what they compute in."""
-    embedding = checkpoint.architecture.required[0]
-    scales = checkpoint.tensors.get(embedding.removesuffix(".weight") + ".scales")
-    return (checkpoint.tensors[embedding] if scales is None else scales).dtype
-
-
 def _device(checkpoint: Checkpoint, settings: Settings) -> dict[str, str]:
     """Where it will run, and in which dtype."""
     import mlx.core as mx
 
     from ..device import active_blas, choose_dtype
 
-    dtype = choose_dtype(
-        settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts
-    ) or _stored_dtype(checkpoint)
+    dtype = (
+        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+        or checkpoint.stored_dtype
+    )
     device = "cpu" if mx.default_device() == mx.cpu else "gpu"
     return {"device": device, "blas": active_blas(), "dtype": _name(dtype)}
 

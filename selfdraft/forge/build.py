@@ -1,15 +1,13 @@
-"""Writes a package: streams the source's tensors through the recipe into shards. Resumable; the package appears whole.
+"""Writes a package: streams the source's tensors through the recipe into shards, one tensor in memory at a time.
 
-Everything is written into a folder beside the target. A shard is complete or not there; what is there is not made again
-when the same source and recipe are built once more. One tensor is in memory at a time.
+A shard is complete or not there; what is there is not made again when the same source and recipe are built once more.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,24 +15,28 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..errors import CheckpointError, SelfdraftError
-from ..files import write_atomically
-from ..memory import free_memory
-from ..models.checkpoint import HEAD, Checkpoint, classify, weight_files
-from ..models.loader import stored_as
+from ..device import choose_dtype
+from ..errors import CheckpointError
+from ..models.checkpoint import Checkpoint, classify, weight_files
+from ..models.loader import build_model, stored_as
+from ..models.probe import PROBE_TEXT, why_foreign
+from ..models.tensor_header import entries
 from ..stamp import Stamp, write_stamp
+from ..text import Tokenizer
 from .head import HeadOutcome, make_head
-from .plan import OTHER_FILE, Plan, Shard, plan
+from .package_files import write_config, write_index, write_side_files
+from .plan import OTHER_FILE, Part, Plan, Shard, plan
 from .recipe import DENSE, Recipe
-from .tensor_file import TensorWriter, bytes_of, entries, stored_bytes
+from .room import room
+from .tensor_file import TensorWriter, bytes_of, stored_bytes
+from .workplace import refuse_target, workplace
 
 __all__ = ["Built", "build"]
 
 Progress = Callable[[str, int, int], None]
 
-_ROOM = 2**30  # bytes of disk left over
-_COPIES = 3  # of a tensor that are in memory while it is quantised
-_SIDE_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
+_LAYOUT = 1  # raised when the same source and recipe come to other bytes
+_HALVES = re.compile(r"mtp\..*\b(fc|eh_proj)\.(weight|scales|biases)")  # whose inputs are embedding and hidden
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Built:
 
     Attributes:
         folder: the package.
-        nbytes: of its tensors. source_bytes: of the source's.
+        nbytes: of its files of tensors. source_bytes: of the source's tensors.
         head: what became of the head; None without one.
         notes: lines a user should read.
     """
@@ -63,167 +65,131 @@ def build(source: Path, target: Path, recipe: Recipe, *, progress: Progress = la
 
     Raises:
         CheckpointError: the source cannot be used, with the tensor or file at fault.
-        SelfdraftError: the target is there already; disk or memory do not suffice.
+        SelfdraftError: the target is there already, or cannot be written; disk or memory do not suffice.
     """
-    if target.exists():
-        raise SelfdraftError(f"{target} is there already: remove it, or choose another --output")
+    refuse_target(target)
     checkpoint = classify(source)
     wanted = plan(checkpoint, recipe)
-    work = target.parent / f".{target.name}.building"
-    with _at_work(work, checkpoint, recipe):
-        _check_room(work, wanted)
-        _write_side_files(checkpoint, recipe, wanted, work)
-        _write_shards(checkpoint, recipe, wanted, work, progress)
-        _write_other(wanted, work)
-        head = make_head(work, wanted, recipe, progress) if wanted.head else None
-        write_stamp(work, Stamp(recipe.describe(), checkpoint.folder.name, head.describe() if head else {}))
-        classify(work)  # as every later tool will see it
-        (work / "journal.json").unlink()
-        work.rename(target)
-    notes = [checkpoint.head.reason] if checkpoint.head.reason else []
+    with workplace(target, _journal(checkpoint, wanted.recipe)) as work:
+        there = sum(path.stat().st_size for path in work.glob("*.safetensors"))
+        room(wanted, work, written=there).check()
+        write_side_files(checkpoint, work)
+        write_config(checkpoint, wanted, work)
+        write_index(wanted, work)
+        _Weights(checkpoint, wanted, work, progress).write()
+        _check_package(checkpoint, wanted, work)
+        head = make_head(work, wanted, wanted.recipe, progress) if wanted.head else None
+        described = head.describe() if head else {}
+        write_stamp(work, Stamp(wanted.recipe.describe(), checkpoint.folder.resolve().name, described))
     made = sum(path.stat().st_size for path in target.glob("*.safetensors"))
     stored = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
-    return Built(target, made, stored, head, tuple(notes))
+    return Built(target, made, stored, head, tuple(_notes(checkpoint, wanted)))
 
 
-@contextmanager
-def _at_work(work: Path, checkpoint: Checkpoint, recipe: Recipe) -> Iterator[None]:
-    """The folder of a build that is under way.
-
-    What an earlier build of the same left there is kept, of another dropped. One that is refused leaves nothing, one
-    that is interrupted what it has.
-    """
-    sources = [
-        (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in chain(*weight_files(checkpoint.folder))
-    ]
-    journal = json.dumps({"recipe": recipe.describe(), "source": sources}, sort_keys=True)
-    there = work / "journal.json"
-    if work.exists() and (not there.exists() or there.read_text(encoding="utf-8") != journal):
-        shutil.rmtree(work)
-    write_atomically(there, journal)
-    try:
-        yield
-    except SelfdraftError:
-        shutil.rmtree(work, ignore_errors=True)
-        raise
+def _journal(checkpoint: Checkpoint, recipe: Recipe) -> str:
+    """What a package is made of, by which a build knows its own beginning again."""
+    folder = checkpoint.folder.resolve()
+    files = [folder / "config.json", *chain(*weight_files(folder))]
+    sources = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    made_by = {"layout": _LAYOUT, "recipe": recipe.describe(), "folder": str(folder), "files": sources}
+    return json.dumps(made_by, sort_keys=True)
 
 
-def _check_room(work: Path, wanted: Plan) -> None:
-    """Disk and memory, before anything large is written."""
-    there = sum(path.stat().st_size for path in work.glob("*.safetensors"))
-    needed, free = wanted.nbytes - there + _ROOM, shutil.disk_usage(work).free
-    if needed > free:
-        raise SelfdraftError(
-            f"the package needs {needed / 1e9:.1f} GB on the disk of {work.parent}, where {free / 1e9:.1f} GB are free"
-        )
-    needed, free = _COPIES * wanted.largest, free_memory()
-    if needed > free:
-        raise SelfdraftError(
-            f"the largest tensor needs {needed / 1e9:.1f} GB of memory while it is quantised, and "
-            f"{free / 1e9:.1f} GB are free: close other programs"
-        )
+def _notes(checkpoint: Checkpoint, wanted: Plan) -> list[str]:
+    notes = [f"without a head: {checkpoint.head.reason}"] if checkpoint.head.reason else []
+    if wanted.other:
+        notes.append(f"{len(wanted.other)} tensors of other modalities are kept bit for bit")
+    return notes
 
 
-def _write_shards(checkpoint: Checkpoint, recipe: Recipe, wanted: Plan, work: Path, progress: Progress) -> None:
-    tensors = checkpoint.mapped_anew()
-    done = 0
-    for shard in wanted.shards:
-        if not _complete(work / shard.name, shard):
-            with TensorWriter(work / shard.name, _entries(shard), {"format": "mlx"}) as file:
-                for part in shard.parts:
-                    tensor = stored_as(
-                        checkpoint, part.name, tensors.pop(part.name), _dtype(part, recipe), recipe.head_norms
-                    )
-                    for entry, made in zip(part.entries, _made(tensor, part, recipe), strict=True):
-                        file.write(entry.name, [bytes_of(made)])
-                    done += part.nbytes
-                    del tensor, made
-                    mx.clear_cache()
-                    progress("weights", done, wanted.nbytes)
-        else:
+class _Weights:
+    """Writes the files of a package that hold tensors."""
+
+    def __init__(self, checkpoint: Checkpoint, wanted: Plan, work: Path, progress: Progress) -> None:
+        self._checkpoint = checkpoint
+        self._wanted = wanted
+        self._work = work
+        self._progress = progress
+        self._done = 0
+        self._dtype: mx.Dtype = getattr(mx, wanted.recipe.dtype)
+
+    def write(self) -> None:
+        """All that are not there yet."""
+        tensors = self._checkpoint.mapped_anew()
+        for shard in self._wanted.shards:
+            taken = {part.name: tensors.pop(part.name) for part in shard.parts}
+            if _complete(self._work / shard.name, shard):
+                self._tell(shard.nbytes)
+            else:
+                self._write(shard, taken)
+        self._write_other()
+
+    def _write(self, shard: Shard, tensors: dict[str, mx.array]) -> None:
+        """A file, of tensors that are let go of one by one."""
+        with TensorWriter(self._work / shard.name, shard.entries, {"format": "mlx"}) as file:
             for part in shard.parts:
-                tensors.pop(part.name)
-            done += shard.nbytes
-            progress("weights", done, wanted.nbytes)
+                for entry, made in zip(part.entries, self._made(part, tensors.pop(part.name)), strict=True):
+                    file.write(entry.name, [bytes_of(made)])
+                mx.clear_cache()
+                self._tell(part.nbytes)
+
+    def _made(self, part: Part, tensor: mx.array) -> tuple[mx.array, ...]:
+        """The tensors of a part, evaluated."""
+        recipe = self._wanted.recipe
+        tensor = stored_as(self._checkpoint, part.name, tensor, self._dtype, recipe.head_norms)
+        if recipe.head_order == "hidden-first" and _HALVES.fullmatch(part.name):
+            tensor = mx.concatenate(list(mx.split(tensor, 2, axis=-1))[::-1], axis=-1)
+        try:
+            _check_finite(part.name, tensor)
+            if part.bits == DENSE:
+                return (tensor,)
+            made = mx.quantize(tensor, group_size=recipe.group_size, bits=part.bits)
+            mx.eval(made)
+        except RuntimeError as error:
+            raise OSError(f"{part.name}: {error}") from error
+        return tuple(made)
+
+    def _write_other(self) -> None:
+        """Tensors of other modalities, bit for bit and under their own names."""
+        other = [entry for _, entry in self._wanted.other]
+        if other and not (self._work / OTHER_FILE).exists():
+            with TensorWriter(self._work / OTHER_FILE, other, {"format": "mlx"}) as file:
+                for path, entry in self._wanted.other:
+                    file.write(entry.name, stored_bytes(path, entry))
+        if other:
+            self._tell(sum(entry.nbytes for entry in other))
+
+    def _tell(self, nbytes: int) -> None:
+        self._done += nbytes
+        self._progress("weights", self._done, self._wanted.nbytes)
 
 
-def _entries(shard: Shard) -> list[Any]:
-    return [entry for part in shard.parts for entry in part.entries]
-
-
-def _dtype(part: Any, recipe: Recipe) -> mx.Dtype:
-    """What a part is computed in: codes of weights as they are stored, all others in what they become."""
-    dtype: mx.Dtype = getattr(mx, recipe.dtype)
-    return mx.float32 if part.bits != DENSE else dtype
-
-
-def _made(tensor: mx.array, part: Any, recipe: Recipe) -> list[mx.array]:
-    """The tensors of a part."""
-    if mx.issubdtype(tensor.dtype, mx.floating) and not mx.isfinite(tensor).all().item():
-        raise CheckpointError(
-            f"{part.name} holds values that are not finite in {tensor.dtype}: fetch the checkpoint again"
-            + (", or take --dtype bfloat16" if tensor.dtype == mx.float16 else "")
-        )
-    if (
-        recipe.head_order == "hidden-first"
-        and part.name.startswith(HEAD)
-        and part.name.endswith(("fc.weight", "eh_proj.weight"))
-    ):
-        tensor = mx.concatenate(list(mx.split(tensor, 2, axis=-1))[::-1], axis=-1)
-    if part.bits == DENSE:
-        return [tensor]
-    dtype = getattr(mx, recipe.dtype)
-    codes, *others = mx.quantize(tensor.astype(dtype), group_size=recipe.group_size, bits=part.bits)
-    return [codes, *(other.astype(dtype) for other in others)]
+def _check_finite(name: str, tensor: mx.array) -> None:
+    if not mx.issubdtype(tensor.dtype, mx.floating) or mx.isfinite(tensor).all().item():
+        return
+    if tensor.dtype == mx.float16:
+        raise CheckpointError(f"{name} holds values that float16 cannot, or none at all: take --dtype bfloat16")
+    raise CheckpointError(f"{name} holds values that are not finite: fetch the checkpoint again")
 
 
 def _complete(path: Path, shard: Shard) -> bool:
     """Whether an earlier build wrote a shard: it has its name only when it is whole."""
     if not path.exists():
         return False
-    found = [(entry.name, entry.dtype, entry.shape) for entry in entries(path)]
-    return found == [(entry.name, entry.dtype, entry.shape) for entry in _entries(shard)]
+    found: list[Any] = [(entry.name, entry.dtype, entry.shape) for entry in entries(path)]
+    return found == [(entry.name, entry.dtype, entry.shape) for entry in shard.entries]
 
 
-def _write_other(wanted: Plan, work: Path) -> None:
-    """Tensors of other modalities, bit for bit and under their own names."""
-    if not wanted.other or (work / OTHER_FILE).exists():
-        return
-    with TensorWriter(work / OTHER_FILE, [entry for _, entry in wanted.other], {"format": "mlx"}) as file:
-        for path, entry in wanted.other:
-            file.write(entry.name, stored_bytes(path, entry))
-
-
-def _write_side_files(checkpoint: Checkpoint, recipe: Recipe, wanted: Plan, work: Path) -> None:
-    """Configuration, tokenizer, template, index."""
-    for pattern in _SIDE_FILES:
-        for path in checkpoint.folder.glob(pattern):
-            if (
-                path.is_file()
-                and not path.name.endswith(".index.json")
-                and path.name not in ("config.json", "selfdraft.json")
-            ):
-                shutil.copyfile(path, work / path.name)
-    config = {
-        name: value for name, value in checkpoint.config.items() if name not in ("quantization_config", "quantization")
-    }
-    if quantisation := _quantisation(checkpoint, recipe, wanted):
-        config["quantization"] = quantisation
-    (work / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    where = {entry.name: shard.name for shard in wanted.shards for entry in _entries(shard)}
-    where |= {entry.name: OTHER_FILE for _, entry in wanted.other}
-    index = {"metadata": {"total_size": wanted.nbytes}, "weight_map": dict(sorted(where.items()))}
-    (work / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
-
-
-def _quantisation(checkpoint: Checkpoint, recipe: Recipe, wanted: Plan) -> dict[str, Any]:
-    """As mlx-lm writes it, which may call a path by a name that begins with `language_model.`."""
-    stored: dict[str, Any] = dict(checkpoint.config.get("quantization") or {})
-    if not wanted.bits:
-        return stored
-    found = {"group_size": recipe.group_size, "bits": recipe.bits, "mode": "affine", **stored}
-    for path, bits in wanted.bits.items():
-        if bits != found["bits"] or recipe.group_size != found["group_size"]:
-            settings = {"group_size": recipe.group_size, "bits": bits}
-            found |= {path: settings, f"language_model.{path}": settings}
-    return found
+def _check_package(checkpoint: Checkpoint, wanted: Plan, work: Path) -> None:
+    """Refuse what every later tool would take for something else, and a head of another trunk."""
+    made = classify(work)
+    for name, norms in (("trunk", made.norms), ("head", made.head.norms if wanted.head else "plain")):
+        if norms not in ("one-plus", "plain"):
+            raise CheckpointError(
+                f"{checkpoint.folder}: the {name}'s norms, stored as 1 + w, would be read as {norms!r}: their values "
+                "are unlike a trained model's, or --head-norms says what they are not"
+            )
+    if checkpoint.head.source == "separate" and wanted.head:
+        model = build_model(made, with_head=True, dtype=choose_dtype("auto", quantised=made.quantised)).model
+        if reason := why_foreign(model, Tokenizer.from_folder(work).encode(PROBE_TEXT, special=False)):
+            raise CheckpointError(f"{checkpoint.folder}: {reason}; take that file away to build without a head")

@@ -24,7 +24,7 @@ from .gptq import calibrated
 from .inputs import Inputs, recorded
 from .plan import HEAD_FILE, Plan
 from .recipe import Recipe
-from .tensor_file import Entry, TensorWriter, bytes_of
+from .tensor_file import TensorWriter, bytes_of, entry_of
 from .texts import CALIBRATION, HELD_OUT
 
 __all__ = ["HeadOutcome", "make_head"]
@@ -175,7 +175,7 @@ def _head(llm: LLM, tensors: Stored, group_size: int) -> nn.Module:
 
 def _write(work: Path, tensors: Stored) -> None:
     """Replace the head's file, and what the index says of it."""
-    entries = [Entry.like(name, tensor.dtype, tensor.shape) for name, tensor in sorted(tensors.items())]
+    entries = [entry_of(name, tensor.dtype, tensor.shape) for name, tensor in sorted(tensors.items())]
     with TensorWriter(work / HEAD_FILE, entries, {"format": "mlx"}) as file:
         for entry in entries:
             file.write(entry.name, [bytes_of(tensors[entry.name])])

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-from ..memory import free_memory
-from ..models.checkpoint import classify
+from ..models.checkpoint import Checkpoint, classify
 from .plan import plan
 from .recipe import NAMED, Recipe
+from .room import room
 
 __all__ = ["probe"]
 
 
-def probe(source: Path, target: Path | None = None) -> dict[str, Any]:
+def probe(source: Path, place: Path | None = None) -> dict[str, Any]:
     """Everything `selfdraft forge probe` says, for JSON.
 
     Args:
-        target: where a package would lie; by default beside the current folder.
+        place: folder in which a package would lie; by default the current one.
 
     Raises:
         CheckpointError: the source cannot be used, and why.
     """
     checkpoint = classify(source)
     head = checkpoint.head
-    disk = shutil.disk_usage(next(path for path in ((target or Path.cwd()) / "x").parents if path.exists())).free
-    recipes = {}
-    for name in NAMED:
-        wanted = plan(checkpoint, Recipe.named(name))
-        recipes[name] = {
-            "bytes": wanted.nbytes,
-            "fits_disk": wanted.nbytes < disk,
-            "fits_memory": wanted.nbytes < free_memory(),
-            "largest_tensor": wanted.largest,
-        }
+    found = {name: _recipe(checkpoint, Recipe.named(name), place or Path.cwd()) for name in NAMED}
+    notes = list(checkpoint.notes)
+    if checkpoint.quantised:
+        notes.append("layers that are stored quantised stay as they are, whatever the recipe")
     return {
         "schema_version": 1,
         "folder": str(source),
@@ -42,11 +35,23 @@ def probe(source: Path, target: Path | None = None) -> dict[str, Any]:
         "verified": checkpoint.architecture.verified,
         "layout": checkpoint.layout,
         "quantised": checkpoint.quantised,
+        "dtype": str(checkpoint.stored_dtype).removeprefix("mlx.core."),
         "bytes": sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         "head": {"source": head.source, "tensors": head.tensors, "usable": not head.reason, "reason": head.reason},
         "norms": {"trunk": checkpoint.norms, "head": head.norms},
-        "notes": checkpoint.notes,
-        "disk_free": disk,
-        "memory_free": free_memory(),
-        "recipes": recipes,
+        "notes": notes,
+        "recipes": found,
+    }
+
+
+def _recipe(checkpoint: Checkpoint, recipe: Recipe, place: Path) -> dict[str, Any]:
+    """What a build by a recipe takes, and whether it can be had."""
+    wanted = plan(checkpoint, recipe)
+    needed = room(wanted, place)
+    return {
+        "bytes": wanted.nbytes,
+        "disk_needed": needed.disk_needed,
+        "fits_disk": needed.fits_disk,
+        "memory_needed": needed.memory_needed,
+        "fits_memory": needed.fits_memory,
     }

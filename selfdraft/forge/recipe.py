@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import mlx.core as mx
+
 from ..errors import InvalidRequest
+from ..settings import LEAST_IDS
 
 __all__ = ["BITS", "DENSE", "NAMED", "Recipe"]
 
@@ -38,11 +41,11 @@ class Recipe:
     Attributes:
         bits: of a layer of the trunk, 16 for dense ones. Layers that are stored quantised stay as they are.
         group_size: of quantised layers.
-        usual: (pattern of a layer's path, bits) that win over `bits`, of a named recipe; they need not fit any layer.
-        rules: likewise, that win over those; the last that fits decides. Routers, and layers that the group size does
-            not divide, stay dense.
+        usual: (pattern of a layer's path, least bits), of a named recipe; they need not fit any layer.
+        rules: (pattern, bits) that win over those; the last that fits decides. Routers, and layers that the group size
+            does not divide, stay dense.
         head: "dense", "4bit" with codes calibrated on text, "4bit-naive" rounded, or "auto": what drafts best.
-        dtype: of what is not quantised, and of scales.
+        dtype: of what is not quantised, and of scales; "auto" for float16 where the source has that, else bfloat16.
         draft_vocabulary: see `Settings.draft_vocabulary`; 0 for none.
         head_order: whether the head's projection takes [embedding; hidden], or [hidden; embedding] and is turned round.
         head_norms: how the head's norms are stored; "auto" is by their values.
@@ -53,20 +56,26 @@ class Recipe:
     usual: Rules = ()
     rules: Rules = ()
     head: Head = "auto"
-    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float16"] = "auto"
     draft_vocabulary: int = 0
     head_order: Literal["embedding-first", "hidden-first"] = "embedding-first"
     head_norms: Literal["auto", "zero-centred", "one-plus"] = "auto"
 
     def __post_init__(self) -> None:
-        for bits in (self.bits, *(bits for _, bits in (*self.usual, *self.rules))):
-            if bits not in (*BITS, DENSE):
+        for param, numbers in (("bits", [self.bits]), ("set", [bits for _, bits in self.rules])):
+            if wrong := [bits for bits in numbers if bits not in (*BITS, DENSE)]:
                 raise InvalidRequest(
-                    f"{bits} bits are not possible; possible: {', '.join(map(str, BITS))}, or {DENSE} for dense",
-                    param="bits",
+                    f"{wrong[0]} bits are not possible; possible: {', '.join(map(str, BITS))}, or {DENSE} for dense",
+                    param=param,
                 )
         if self.group_size not in GROUPS:
             raise InvalidRequest(f"group size {self.group_size} is not possible; possible: 32, 64, 128", param="group")
+        if self.draft_vocabulary != 0 and self.draft_vocabulary < LEAST_IDS:
+            raise InvalidRequest(
+                f"a draft vocabulary of {self.draft_vocabulary} is not possible: 0 for all tokens, or {LEAST_IDS} ids "
+                "and more",
+                param="draft_vocabulary",
+            )
 
     @staticmethod
     def named(name: str, **fields: Any) -> Recipe:
@@ -96,18 +105,25 @@ class Recipe:
 
     def bits_of(self, path: str) -> int:
         """Of a layer of the trunk."""
-        found = self.bits
-        for pattern, bits in (*self.usual, *self.rules):
+        found = max([self.bits, *(bits for pattern, bits in self.usual if fnmatchcase(path, pattern))])
+        for pattern, bits in self.rules:
             if fnmatchcase(path, pattern):
                 found = bits
         return found
+
+    def settled(self, stored: mx.Dtype) -> Recipe:
+        """With a dtype in place of "auto", for a source that is stored in some."""
+        if self.dtype != "auto":
+            return self
+        return replace(self, dtype="float16" if stored == mx.float16 else "bfloat16")
 
     def describe(self) -> dict[str, Any]:
         """For `selfdraft.json`."""
         return {
             "bits": self.bits,
             "group_size": self.group_size,
-            "rules": [f"{pattern}={bits}" for pattern, bits in (*self.usual, *self.rules)],
+            "usual": [f"{pattern}={bits}" for pattern, bits in self.usual],
+            "rules": [f"{pattern}={bits}" for pattern, bits in self.rules],
             "head": self.head,
             "dtype": self.dtype,
             "draft_vocabulary": self.draft_vocabulary,

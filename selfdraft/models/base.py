@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from ..state import Captured, RowState
 
@@ -127,11 +126,6 @@ class Architecture:
     required: tuple[str, ...] = ("model.embed_tokens.weight",)
     fp8_rows: Callable[[str, Mapping[str, Any]], int | None] = lambda name, config: None
     companion: str = ""
-
-    def head_parameters(self, text_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of an unquantised head's parameters."""
-        parameters = dict(tree_flatten(self.build(text_config, True).parameters()))
-        return {name: tensor.shape for name, tensor in parameters.items() if name.startswith("mtp.")}
 
 
 # Field of a text config: the configuration of the checkpoint that holds the head.

@@ -13,18 +13,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError
 from . import foreign
 from .base import COMPANION, Architecture, architecture, model_types
-from .strict_json import parse, safetensors_header
+from .fit import describe_misfits, misfits, quantise_as_stored
+from .strict_json import parse
+from .tensor_header import entries
 
 __all__ = ["Checkpoint", "HeadReport", "accept", "classify", "norm_convention", "read_json", "weight_files"]
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
 _EXPERTS = re.compile(r"\.switch_mlp\.\w+\.weight$")
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,11 @@ class Checkpoint:
         return _assembled(self.folder, self.architecture, stored, self.text_config)[0]
 
     @property
+    def companion(self) -> Path | None:
+        """The checkpoint that the head is, where that is one of its own."""
+        return _companion(self.folder, self.architecture)
+
+    @property
     def quantised(self) -> bool:
         """Whether any weight is stored quantised."""
         return any(name.endswith(".scales") for name in self.tensors)
@@ -109,6 +120,12 @@ class Checkpoint:
             if not (self.head.reason and name.startswith(HEAD))
         )
 
+    @property
+    def stored_dtype(self) -> mx.Dtype:
+        """Of dense weights; of quantised ones, of their scales, which is what they compute in."""
+        embedding = self.architecture.required[0]
+        return self.tensors.get(embedding.removesuffix("weight") + "scales", self.tensors[embedding]).dtype
+
 
 def classify(folder: Path) -> Checkpoint:
     """Look at a model folder without reading its weights.
@@ -117,6 +134,7 @@ def classify(folder: Path) -> Checkpoint:
         CheckpointError: not a model folder, an unsupported family or quantisation, a broken or missing file.
     """
     config, text_config, family, notes = _configured(folder)
+    module = _module(folder, family, text_config)
     generation = folder / "generation_config.json"
 
     stored, head_source = _stored(folder, family, text_config, notes)
@@ -126,6 +144,13 @@ def classify(folder: Path) -> Checkpoint:
     absent = [name for name in family.required if name not in tensors]
     if absent:
         raise CheckpointError(f"{folder}: no tensor {absent[0]!r} in the weights; the download may be incomplete")
+    trunk = {name: tensor for name, tensor in tensors.items() if not name.startswith(HEAD)}
+    if problems := describe_misfits(module, trunk):
+        raise CheckpointError(f"{folder}: the weights do not fit config.json: {problems}; fetch the checkpoint again")
+    try:
+        norms = _norms(tensors, family, layout, head=False)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
     return Checkpoint(
         folder=folder,
         config=config,
@@ -134,7 +159,7 @@ def classify(folder: Path) -> Checkpoint:
         architecture=family,
         tensors=tensors,
         layout=layout,
-        norms=_norms(tensors, family, layout, head=False),
+        norms=norms,
         head=_head(tensors, family, layout, head_source, text_config, broken),
         notes=notes,
     )
@@ -150,7 +175,8 @@ def accept(folder: Path, files: Collection[str]) -> None:
     Raises:
         CheckpointError: as `classify` would, so far as can be told.
     """
-    _configured(folder)
+    _, text_config, family, _ = _configured(folder)
+    _module(folder, family, text_config)
     listed = _indexed(folder)
     if listed is None:
         listed = [name for name in files if name.startswith("model") and name.endswith(".safetensors")]
@@ -162,18 +188,30 @@ def _configured(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Architect
     config = read_json(folder / "config.json")
     text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
     family = _family(text_config, folder)
-    notes = _foreign_quantisation(config, folder)
+    notes = _foreign_quantisation(text_config, folder)
     companion = _companion(folder, family)
     if companion:
         text_config = {**text_config, COMPANION: read_json(companion / "config.json")}
+    return config, text_config, family, notes
+
+
+def _module(folder: Path, family: Architecture, text_config: Mapping[str, Any]) -> nn.Module:
+    """The trunk that a configuration describes; nothing is evaluated."""
     try:
-        family.build(text_config, False)  # nothing is evaluated
+        return _built(family, text_config, False)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
+
+
+def _built(family: Architecture, text_config: Mapping[str, Any], with_head: bool) -> nn.Module:
+    """Raises ValueError, with what is wrong in config.json."""
+    try:
+        return family.build(text_config, with_head)
+    except CheckpointError as error:
+        raise ValueError(str(error)) from error
     except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
         said = str(error).splitlines()[0]
-        raise CheckpointError(
-            f"{folder}: config.json describes no model ({said}); fetch the checkpoint again"
-        ) from error
-    return config, text_config, family, notes
+        raise ValueError(f"config.json describes no model ({said}); fetch the checkpoint again") from error
 
 
 def _stored(
@@ -297,7 +335,14 @@ def _refuse_incomplete(folder: Path, listed: Sequence[str], there: Collection[st
     if missing:
         raise CheckpointError(f"{folder}: {missing[0]} is named in the index but missing; fetch the checkpoint again")
     if not listed:
-        raise CheckpointError(f"{folder}: no model*.safetensors there (other weight formats are not read)")
+        raise CheckpointError(f"{folder}: no model*.safetensors there; {_instead(there)}")
+
+
+def _instead(there: Collection[str]) -> str:
+    """What a folder holds in the place of weights that are read."""
+    if pickles := sorted(name for name in there if name.endswith(_PICKLES)):
+        return f"{pickles[0]} is a pickle, which can run code when it is read: fetch a checkpoint in safetensors"
+    return "other weight formats are not read: fetch a checkpoint in safetensors"
 
 
 def _companion(folder: Path, family: Architecture) -> Path | None:
@@ -320,9 +365,16 @@ def _assembled(
 ) -> tuple[dict[str, mx.array], str]:
     """Our parameters, mapped and not read; without the head's, and why, where only these cannot be put together."""
     if settings := _foreign(text_config):
-        stored = foreign.in_mlx_layout(stored, settings, lambda name: family.fp8_rows(name, text_config))
+        try:
+            stored = foreign.in_mlx_layout(stored, settings, lambda name: family.fp8_rows(name, text_config))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{folder}: the weights do not fit config.json: {error}; fetch the checkpoint again"
+            ) from error
     try:
         return family.assemble(stored, text_config), ""
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
     except (KeyError, ValueError) as error:
         said = f"no tensor {error}" if isinstance(error, KeyError) else str(error)
         trunk = {name: tensor for name, tensor in stored.items() if not name.startswith(HEAD)}
@@ -348,9 +400,9 @@ def _canonical(
     tensors: dict[str, mx.array] = {}
     skipped = 0
     for path in files:
+        entries(path)  # a file that lies of itself is refused
         try:
             stored = mx.load(str(path))
-            safetensors_header(path)
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
         assert isinstance(stored, dict)
@@ -371,10 +423,12 @@ def _norms(tensors: Mapping[str, mx.array], family: Architecture, layout: str, *
     zero_centred = family.zero_centred
     if zero_centred is None:
         return "plain"
-    weights = [t for name, t in tensors.items() if name.startswith(HEAD) == head and zero_centred(name)]
+    weights = {name: t for name, t in tensors.items() if name.startswith(HEAD) == head and zero_centred(name)}
     if not weights:
-        raise CheckpointError(f"the {'head' if head else 'trunk'} has no norm weights; the checkpoint is incomplete")
-    return norm_convention(weights, "zero-centred" if layout == "huggingface" else "one-plus")
+        raise ValueError(f"the {'head' if head else 'trunk'} has no norm weights; the checkpoint is incomplete")
+    if broken := [name for name, weight in weights.items() if not mx.isfinite(weight).all().item()]:
+        raise ValueError(f"{broken[0]} holds values that are not finite; fetch the checkpoint again")
+    return norm_convention(weights.values(), "zero-centred" if layout == "huggingface" else "one-plus")
 
 
 def _head(
@@ -397,35 +451,26 @@ def _head(
         if claimed:
             reason = f"config.json claims {claimed} MTP layer(s), but the weights hold no mtp tensors"
         return HeadReport("none", 0, None, reason)
-    problem = _head_problem(tensors, family, text_config)
-    norms = None if problem else _norms(tensors, family, layout, head=True)
-    return HeadReport(source, count, norms, problem)
+    if problem := _head_problem(tensors, family, text_config):
+        return HeadReport(source, count, None, problem)
+    try:
+        return HeadReport(source, count, _norms(tensors, family, layout, head=True))
+    except ValueError as error:
+        return HeadReport(source, count, None, f"the MTP head cannot be used: {error}")
 
 
 def _head_problem(tensors: Mapping[str, mx.array], family: Architecture, text_config: Mapping[str, Any]) -> str:
     """Why these head tensors do not make a head; empty when they do."""
+    head = {name: tensor for name, tensor in tensors.items() if name.startswith(HEAD)}
     try:
-        expected = family.head_parameters(text_config)
-    except CheckpointError as error:
-        return str(error)
-    present = {_unquantised(name) for name in tensors if name.startswith(HEAD)}
-    if missing := sorted(expected.keys() - present):
+        module = _built(family, text_config, True)
+        quantise_as_stored(module, head)
+    except ValueError as error:
+        return f"the MTP head cannot be used: {error}"
+    parameters = dict(tree_flatten(module.parameters()))
+    expected = {name: tensor for name, tensor in parameters.items() if name.startswith(HEAD)}
+    if missing := sorted(expected.keys() - head.keys()):
         return f"the MTP head lacks {missing[0]!r} ({len(missing)} of {len(expected)} tensors missing)"
-    if surplus := sorted(present - expected.keys()):
+    if surplus := sorted(head.keys() - expected.keys()):
         return f"the MTP head has {surplus[0]!r}, which this architecture does not know ({len(surplus)} surplus)"
-    for name, shape in sorted(expected.items()):
-        stored = tensors.get(name)
-        if stored is None:
-            return f"the MTP head lacks {name!r}, though it has its quantisation scales"
-        packed = name.removesuffix("weight") + "scales" in tensors  # quantisation packs the last dimension
-        if (stored.shape[:-1] != shape[:-1]) if packed else (stored.shape != shape):
-            return f"the MTP head's {name!r} has shape {list(stored.shape)}, not {list(shape)}"
-    return ""
-
-
-def _unquantised(name: str) -> str:
-    """The weight a quantisation tensor belongs to."""
-    for suffix in (".scales", ".biases"):
-        if name.endswith(suffix):
-            return name.removesuffix(suffix) + ".weight"
-    return name
+    return f"the MTP head cannot be used: {problems[0]}" if (problems := misfits(expected, head)) else ""

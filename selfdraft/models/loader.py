@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,12 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.mla import QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
-from mlx_lm.utils import infer_quant_config
 
 from ..errors import CheckpointError
 from .base import Model
 from .checkpoint import HEAD, Checkpoint
 from .few_rows import use_few_row_kernels
+from .fit import describe_misfits
 
 __all__ = ["LoadedModel", "always_fp32", "build_model", "quantisation_of", "stored_as"]
 
@@ -68,8 +68,8 @@ def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype 
         for name, tensor in checkpoint.mapped_anew().items()
         if with_head or not name.startswith(HEAD)
     }
-    _quantise(module, weights)
-    _check(module, weights, checkpoint)
+    if problems := describe_misfits(module, weights):
+        raise CheckpointError(f"{checkpoint.folder}: the weights do not fit config.json: {problems}")
     module.load_weights(list(weights.items()), strict=True)
     return LoadedModel(
         model=module,
@@ -118,34 +118,6 @@ def stored_as(
     if convention == "zero-centred" and zero_centred and zero_centred(name):
         tensor = tensor.astype(mx.float32) + 1.0
     return tensor.astype(wanted)
-
-
-def _quantise(module: nn.Module, weights: Mapping[str, mx.array]) -> None:
-    """Replace the layers whose weights are stored quantised, each with the format it is stored in."""
-
-    def format_of(path: str, layer: nn.Module) -> bool | dict[str, object]:
-        if not hasattr(layer, "to_quantized") or f"{path}.scales" not in weights:
-            return False
-        settings: dict[str, object] = infer_quant_config(path, layer, weights)
-        return settings
-
-    nn.quantize(module, class_predicate=format_of)
-
-
-def _check(module: nn.Module, weights: Mapping[str, mx.array], checkpoint: Checkpoint) -> None:
-    expected = dict(tree_flatten(module.parameters()))
-    problems = [
-        *(f"missing {name}" for name in sorted(expected.keys() - weights.keys())),
-        *(f"surplus {name}" for name in sorted(weights.keys() - expected.keys())),
-        *(
-            f"{name} has shape {list(weights[name].shape)}, not {list(expected[name].shape)}"
-            for name in sorted(expected.keys() & weights.keys())
-            if weights[name].shape != expected[name].shape
-        ),
-    ]
-    if problems:
-        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise CheckpointError(f"{checkpoint.folder}: the weights do not fit config.json: {shown}")
 
 
 def _read(module: nn.Module, progress: Progress | None) -> None:

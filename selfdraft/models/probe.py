@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from .base import Model
 
-__all__ = ["LEAST_ACCEPTANCE", "PROBE_TEXT", "probe_acceptance"]
+__all__ = ["LEAST_ACCEPTANCE", "PROBE_TEXT", "probe_acceptance", "why_foreign"]
 
 LEAST_ACCEPTANCE = 0.2  # a wrong wiring or a foreign head measures near 0, a working one 0.4 and more
 
@@ -43,3 +43,14 @@ def probe_acceptance(model: Model, tokens: Sequence[int]) -> float:
     drafted = mx.argmax(model.draft_logits(out, whole=True), axis=-1)
     agreed: list[bool] = (drafted == choice[:, 1:])[0].tolist()  # type: ignore[assignment]
     return sum(agreed) / len(agreed)
+
+
+def why_foreign(model: Model, tokens: Sequence[int]) -> str:
+    """Why a head in a file of its own is not this trunk's; "" if it is. Arguments as in `probe_acceptance`."""
+    acceptance = probe_acceptance(model, tokens)
+    if acceptance >= LEAST_ACCEPTANCE:
+        return ""
+    return (
+        f"the separate head file drafts {acceptance:.0%} of the trunk's own tokens on fixed text, below "
+        f"{LEAST_ACCEPTANCE:.0%}: it was not trained with this trunk, or its norms are stored in another convention"
+    )

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import struct
-from pathlib import Path
 from typing import Any
 
-__all__ = ["parse", "safetensors_header"]
+__all__ = ["parse"]
 
 
 def parse(text: str | bytes) -> Any:
@@ -20,17 +18,6 @@ def parse(text: str | bytes) -> Any:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-
-
-def safetensors_header(path: Path) -> Any:
-    """The header of a safetensors file that MLX could map: tensors by name.
-
-    Raises:
-        ValueError: see `parse`.
-    """
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        return parse(file.read(length))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_a_head_beside_the_shards_is_used_after_the_probe(
         probed.append(probe_acceptance(model, tokens))
         return probed[-1]
 
-    monkeypatch.setattr("selfdraft.llm.probe_acceptance", probe)
+    monkeypatch.setattr("selfdraft.models.probe.probe_acceptance", probe)
     llm = open_with(tmp_path, trunk, head, shards=2)
     assert llm.checkpoint.head.source == "separate"
     assert_drafts(llm)

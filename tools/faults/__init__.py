@@ -7,6 +7,7 @@ from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
 from .fault import Fault
+from .forge import FAULTS as FORGE
 from .forge_head import FAULTS as FORGE_HEAD
 from .hub import FAULTS as HUB
 from .hybrids import FAULTS as HYBRIDS
@@ -36,5 +37,6 @@ FAULTS = [
     *DOCTOR,
     *HUB,
     *FANS,
+    *FORGE,
     *FORGE_HEAD,
 ]

@@ -313,7 +313,7 @@ FAULTS = [
     ),
     Fault(
         "foreign head attached without a probe",
-        "llm.py",
+        "models/probe.py",
         "if acceptance >= LEAST_ACCEPTANCE:",
         "if acceptance >= 0:",
         "tests/models/test_separate_head.py",

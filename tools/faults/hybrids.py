@@ -181,8 +181,8 @@ FAULTS = [
     Fault(
         "a head that its configuration contradicts is no reason, but an error",
         "models/checkpoint.py",
-        "except CheckpointError as error:\n        return str(error)",
-        "except CheckpointError:\n        raise",
+        'except ValueError as error:\n        return f"the MTP head cannot be used: {error}"',
+        "except ValueError:\n        raise",
         _GEMMA,
     ),
     Fault(
