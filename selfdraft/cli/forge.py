@@ -97,7 +97,13 @@ class RecipeFlags:
             "TYPE",
         ),
     ] = "auto"
-    sibling: Annotated[bool, flag("--fp16-sibling", "Also make FOLDER-fp16, for M1 and M2. Default: off.")] = False
+    sibling: Annotated[
+        bool,
+        flag(
+            "--fp16-sibling",
+            "Also make FOLDER-fp16, for M1 and M2, as --dtype float16 --output FOLDER-fp16 alone does. Default: off.",
+        ),
+    ] = False
     draft_vocabulary: Annotated[
         int,
         flag(
@@ -194,9 +200,10 @@ def build(
     """Quantise a checkpoint, calibrate its head, and write a package.
 
     Weights are streamed, one tensor in memory at a time. The head is then
-    measured on the model's own answers: dense, rounded and calibrated. A
-    build that was interrupted goes on where it ended; the folder appears
-    when all of it is there.
+    measured on the model's own answers: dense, rounded and calibrated; that
+    takes the whole package in memory, --head dense does not. A build that was
+    interrupted goes on where it ended; the folder appears when all of it is
+    there.
     """
     _choose_blas()
     from ..forge.build import build as make
