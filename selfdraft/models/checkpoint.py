@@ -24,6 +24,7 @@ __all__ = ["Checkpoint", "HeadReport", "accept", "classify", "norm_convention", 
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
+_UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # of a config's layers
 _EXPERTS = re.compile(r"\.switch_mlp\.\w+\.weight$")
 
 
@@ -168,10 +169,9 @@ def _configured(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Architect
         text_config = {**text_config, COMPANION: read_json(companion / "config.json")}
     try:
         family.build(text_config, False)  # nothing is evaluated
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        said = str(error).splitlines()[0]
+    except _UNBUILDABLE as error:
         raise CheckpointError(
-            f"{folder}: config.json describes no model ({said}); fetch the checkpoint again"
+            f"{folder}: config.json describes no model ({_said(error)}); fetch the checkpoint again"
         ) from error
     return config, text_config, family, notes
 
@@ -408,6 +408,8 @@ def _head_problem(tensors: Mapping[str, mx.array], family: Architecture, text_co
         expected = family.head_parameters(text_config)
     except CheckpointError as error:
         return str(error)
+    except _UNBUILDABLE as error:
+        return f"its configuration describes no head ({_said(error)})"
     present = {_unquantised(name) for name in tensors if name.startswith(HEAD)}
     if missing := sorted(expected.keys() - present):
         return f"the MTP head lacks {missing[0]!r} ({len(missing)} of {len(expected)} tensors missing)"
@@ -421,6 +423,11 @@ def _head_problem(tensors: Mapping[str, mx.array], family: Architecture, text_co
         if (stored.shape[:-1] != shape[:-1]) if packed else (stored.shape != shape):
             return f"the MTP head's {name!r} has shape {list(stored.shape)}, not {list(shape)}"
     return ""
+
+
+def _said(error: Exception) -> str:
+    """Of MLX, which lists signatures below it."""
+    return str(error).partition("\n")[0]
 
 
 def _unquantised(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Weights as AWQ, GPTQ, compressed-tensors and FP8 store them, as MLX's layers do. Nothing is evaluated here.
+"""Weights as AWQ, GPTQ, compressed-tensors and FP8 store them, as MLX's layers do. No weight is evaluated here.
 
 The first three are codes of a few bits with a scale and a zero point a group: w = (code - zero) scale. MLX has
 w = code scale + bias, codes packed along the inputs, the first in the lowest bits. Where groups do not fit MLX's,
@@ -40,6 +40,8 @@ def refusal(settings: Mapping[str, Any]) -> str:
         return f"FP8 weights with weight_block_size {blocks!r}"
     if method == "compressed-tensors" and settings.get("format") != "pack-quantized":
         return f"compressed-tensors weights of format {settings.get('format')!r}"
+    if method == "compressed-tensors" and _bits_of(settings) is None:
+        return f"compressed-tensors weights with config_groups {settings.get('config_groups')!r}"
     return ""
 
 
@@ -65,11 +67,14 @@ def in_mlx_layout(
         fp8_rows: see `Architecture`.
 
     Raises:
-        CheckpointError, ValueError: a layer lacks a tensor, or has one of another shape or dtype.
+        CheckpointError: a layer lacks a tensor, or has one of another shape or dtype, by name.
     """
     method = settings["quant_method"]
     if method == "fp8":
-        return fp8.dequantised(tensors, fp8_rows)
+        try:
+            return fp8.dequantised(tensors, fp8_rows)
+        except ValueError as error:
+            raise CheckpointError(f"{error}; fetch the checkpoint again") from error
     suffix = _PACKED if method == "compressed-tensors" else "qweight"
     layers = [name.removesuffix(suffix) for name in tensors if name.endswith(f".{suffix}")]
     unpack = {"awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}[method]
@@ -80,6 +85,10 @@ def in_mlx_layout(
             made = unpack(parts, settings)
         except KeyError as error:
             raise CheckpointError(f"{layer}{suffix} lacks {error} beside it; fetch the checkpoint again") from error
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:  # of MLX, for shapes and dtypes
+            raise CheckpointError(
+                f"{layer}{suffix} does not fit what is beside it ({error}); fetch the checkpoint again"
+            ) from error
         found |= {layer + name: tensor for name, tensor in made.items()}
     return found
 
@@ -101,6 +110,8 @@ def _gptq(parts: Mapping[str, mx.array], settings: Mapping[str, Any]) -> dict[st
     if not settings.get("desc_act"):
         return _affine(words, zeros.T, scales.T, bits)
     codes, groups = _nibbles(words, bits).flatten(-2), parts["g_idx"].astype(mx.uint32)
+    if int(groups.max().item()) >= scales.shape[0]:  # type: ignore[arg-type]
+        raise ValueError(f"g_idx names group {groups.max().item()} of {scales.shape[0]}")
     return {"weight": ((codes.astype(mx.float32) - zeros[groups].T) * scales[groups].T).astype(scales.dtype)}
 
 
@@ -110,6 +121,7 @@ def _compressed(parts: Mapping[str, mx.array], settings: Mapping[str, Any]) -> d
     scales = parts["weight_scale"]
     words = parts["weight_packed"].view(mx.uint32)
     bits = _bits_of(settings)
+    assert bits is not None, "such settings are refused"
     if "weight_zero_point" in parts:
         zeros = _nibbles(parts["weight_zero_point"].T, bits).flatten(-2).T
     else:
@@ -117,14 +129,13 @@ def _compressed(parts: Mapping[str, mx.array], settings: Mapping[str, Any]) -> d
     return _affine(words, zeros, scales, bits)
 
 
-def _bits_of(settings: Mapping[str, Any]) -> int:
-    groups = settings.get("config_groups") or {}
-    bits = {int(group["weights"]["num_bits"]) for group in groups.values()}
-    if bits not in ({4}, {8}):
-        raise CheckpointError(
-            f"compressed-tensors weights with {sorted(bits) or 'unknown'} bits are not read; 4 or 8 are"
-        )
-    return bits.pop()
+def _bits_of(settings: Mapping[str, Any]) -> int | None:
+    """Of compressed-tensors' weights, 4 or 8; None if they are others, or not the same in all groups."""
+    try:
+        bits = {group["weights"]["num_bits"] for group in settings["config_groups"].values()}
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return int(bits.pop()) if bits in ({4}, {8}) else None
 
 
 def _affine(words: mx.array, zeros: mx.array, scales: mx.array, bits: int) -> dict[str, mx.array]:
