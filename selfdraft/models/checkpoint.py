@@ -24,7 +24,8 @@ __all__ = ["Checkpoint", "HeadReport", "accept", "classify", "norm_convention", 
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
-_UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)  # of a config's layers
+# What layers raise that are built of a config that lies.
+_UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _EXPERTS = re.compile(r"\.switch_mlp\.\w+\.weight$")
 
 

@@ -34,6 +34,8 @@ LIES: dict[str, list[tuple[str, Any]]] = {
         ("topk_method", "greedy"),
         ("scoring_func", "softmax"),
         ("num_experts_per_tok", 9),
+        ("n_group", 3),
+        ("partial_rotary_factor", 1.5),
         ("num_nextn_predict_layers", 0),
     ],
     "step3p5": [
@@ -51,7 +53,21 @@ LIES: dict[str, list[tuple[str, Any]]] = {
         ("num_nextn_predict_layers", 0),
     ],
     "ernie4_5_moe": [("rope_theta", "x"), ("rope_theta", None), ("rms_norm_eps", 0), ("moe_k", 10)],
+    "qwen3_next": [("rope_theta", "x"), ("partial_rotary_factor", -1), ("partial_rotary_factor", 2)],
     "glm_moe_dsa": [("indexer_rope_interleave", "x")],
+    "glm4_moe": [
+        ("routed_scaling_factor", None),
+        ("rope_theta", "x"),
+        ("partial_rotary_factor", 2),
+        ("num_experts_per_tok", 100),
+        ("n_group", 100),
+    ],
+    "nemotron_h": [
+        ("routed_scaling_factor", "x"),
+        ("num_experts_per_tok", 100),
+        ("n_group", 100),
+        ("n_group", 6),  # a group of one expert has no best two
+    ],
 }
 
 

@@ -1,5 +1,5 @@
-"""Guards weights of other formats: what AWQ, GPTQ and compressed-tensors store is what is loaded, and a layer whose tensors
-do not fit each other ends in one error that names it.
+"""Guards weights of other formats: what AWQ, GPTQ and compressed-tensors store is what is loaded, and a layer whose
+tensors do not fit each other ends in one error that names it.
 
 Codes are packed here as the formats' own code packs them (AutoAWQ `gemm`, GPTQModel, compressed-tensors).
 """

@@ -8,6 +8,64 @@ __all__ = ["FAULTS"]
 
 FAULTS = [
     Fault(
+        "layers of other formats whose tensors do not fit each other end in a traceback",
+        "models/foreign.py",
+        "except (ArithmeticError, IndexError, TypeError, ValueError) as error:  # of MLX, for shapes and dtypes",
+        "except BufferError as error:",
+        "tests/models/test_foreign.py",
+    ),
+    Fault(
+        "FP8 scales that do not fit end in a traceback",
+        "models/foreign.py",
+        "        except ValueError as error:",
+        "        except BufferError as error:",
+        "tests/models/test_foreign.py",
+    ),
+    Fault(
+        "GPTQ's numbers of groups that there are not are believed",
+        "models/foreign.py",
+        "if int(groups.max().item()) >= scales.shape[0]:",
+        "if int(groups.max().item()) > 2**31:",
+        "tests/models/test_foreign.py",
+    ),
+    Fault(
+        "AWQ's columns in the order of the words",
+        "models/foreign.py",
+        "_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]",
+        "_AWQ_ORDER = [0, 1, 2, 3, 4, 5, 6, 7]",
+        "tests/models/test_foreign.py",
+    ),
+    Fault(
+        "GPTQ's zero points as they are stored",
+        "models/foreign.py",
+        "zeros = zeros + 1",
+        "zeros = zeros + 0",
+        "tests/models/test_foreign.py",
+    ),
+    Fault(
+        "an assistant's configuration that lies ends in a traceback",
+        "models/checkpoint.py",
+        """    except _UNBUILDABLE as error:
+        return""",
+        """    except BufferError as error:
+        return""",
+        "tests/models/test_family_configs.py",
+    ),
+    Fault(
+        "more experts chosen than there are",
+        "models/config.py",
+        "chosen > experts // groups * best or ",
+        "",
+        "tests/models/test_family_configs.py",
+    ),
+    Fault(
+        "groups of a single expert",
+        "models/config.py",
+        " or alone:",
+        ":",
+        "tests/models/test_family_configs.py",
+    ),
+    Fault(
         "Qwen3-Next's fused projections cut as if they were not interleaved",
         "models/qwen3_next.py",
         "mx.split(tensor.reshape(heads, sum(rows), *rest), list(accumulate(rows))[:-1], axis=1)",
