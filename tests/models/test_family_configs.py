@@ -66,7 +66,6 @@ LIES: dict[str, list[tuple[str, Any]]] = {
         ("routed_scaling_factor", "x"),
         ("num_experts_per_tok", 100),
         ("n_group", 100),
-        ("n_group", 6),  # a group of one expert has no best two
     ],
 }
 
@@ -90,6 +89,11 @@ def load(name: str, folder: Path, **changed: Any) -> None:
 def test_a_lie_is_named(name: str, field: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"config\.json.*{field}"):
         load(name, tmp_path, **{field: value})
+
+
+def test_a_group_of_one_expert_has_no_best_two(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json.*n_group 6"):
+        load("nemotron_h", tmp_path, n_group=6, topk_group=6)
 
 
 @pytest.mark.parametrize(

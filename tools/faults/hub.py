@@ -169,8 +169,8 @@ FAULTS = [
     Fault(
         "a configuration that describes nothing is a traceback",
         "models/checkpoint.py",
-        "except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:",
-        "except MemoryError as error:",
+        "except _UNBUILDABLE as error:\n        raise",
+        "except MemoryError as error:\n        raise",
         _PULL,
     ),
     Fault(
