@@ -28,6 +28,8 @@ __all__ = ["Checkpoint", "HeadReport", "accept", "classify", "norm_convention", 
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
+# What layers raise that are built of a config that lies.
+_UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _EXPERTS = re.compile(r"\.switch_mlp\.\w+\.weight$")
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -209,8 +211,8 @@ def _built(family: Architecture, text_config: Mapping[str, Any], with_head: bool
         return family.build(text_config, with_head)
     except CheckpointError as error:
         raise ValueError(str(error)) from error
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        said = str(error).splitlines()[0]
+    except _UNBUILDABLE as error:
+        said = str(error).partition("\n")[0]  # of MLX, which lists signatures below it
         raise ValueError(f"config.json describes no model ({said}); fetch the checkpoint again") from error
 
 

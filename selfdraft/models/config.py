@@ -11,7 +11,16 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from ..errors import CheckpointError
 
-__all__ = ["check_kinds", "each_layer", "layer_args", "layers_built", "positive_number", "whole_number", "with_rope"]
+__all__ = [
+    "check_kinds",
+    "check_routing",
+    "each_layer",
+    "layer_args",
+    "layers_built",
+    "positive_number",
+    "whole_number",
+    "with_rope",
+]
 
 Args = TypeVar("Args")
 
@@ -95,18 +104,36 @@ def whole_number(config: Mapping[str, Any], name: str, *, least: int = 1, defaul
     return value
 
 
-def positive_number(config: Mapping[str, Any], name: str, *, within: str = "") -> float:
+def check_routing(config: Mapping[str, Any], experts: int, chosen: int) -> None:
+    """Whether a token can choose so many of the experts: of the best `topk_group` of `n_group` groups, each of which is
+    judged by its best two.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    groups, best = whole_number(config, "n_group", default=1), whole_number(config, "topk_group", default=1)
+    alone = groups > 1 and experts // groups < 2
+    if experts % groups or best > groups or chosen > experts // groups * best or alone:
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok {chosen} of n_routed_experts {experts} cannot be chosen in topk_group "
+            f"{best} of n_group {groups}"
+        )
+
+
+def positive_number(config: Mapping[str, Any], name: str, *, within: str = "", most: float = math.inf) -> float:
     """A field that is a number above 0.
 
     Args:
         within: the field that `config` is of, for the message.
+        most: the largest it can be.
 
     Raises:
         CheckpointError: it is missing or none.
     """
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise CheckpointError(f"config.json: {within}{name} must be a number above 0, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most or value == math.inf:
+        bound = "" if most == math.inf else f" and at most {most:g}"
+        raise CheckpointError(f"config.json: {within}{name} must be a number above 0{bound}, not {value!r}")
     return value
 
 

@@ -18,7 +18,7 @@ from mlx_lm.models.deepseek_v3 import DeepseekV3Attention, DeepseekV3DecoderLaye
 from ..errors import CheckpointError
 from ..state import KeyValueShape
 from .base import Architecture, register
-from .config import layer_args, positive_number, whole_number, with_rope
+from .config import check_routing, layer_args, positive_number, whole_number, with_rope
 from .experts import stack_experts
 from .latent_attention import LatentAttention, split_latent_projections
 from .mtp_modules import ModuleArgs, module_name
@@ -82,13 +82,7 @@ def family_args(kind: type[Any], config: Mapping[str, Any], whole_numbers: tuple
     for name in ("rope_theta", "rms_norm_eps", "routed_scaling_factor"):
         positive_number(settings, name)
     args = layer_args(kind, settings, (*_WHOLE_NUMBERS, *whole_numbers))
-    experts, groups = args.n_routed_experts, whole_number(config, "n_group", default=1)
-    chosen = whole_number(config, "topk_group", default=1)
-    if experts % groups or chosen > groups or args.num_experts_per_tok > experts // groups * chosen:
-        raise CheckpointError(
-            f"config.json: num_experts_per_tok {args.num_experts_per_tok} of n_routed_experts {experts} cannot be "
-            f"chosen in topk_group {chosen} of n_group {groups}"
-        )
+    check_routing(config, args.n_routed_experts, args.num_experts_per_tok)
     return args
 
 

@@ -106,6 +106,10 @@ def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     _refuse_shared_indexers(config)
     glm = config.get("model_type") == "glm_moe_dsa"
     args = family_args(ModelArgs, {"indexer_rope_interleave": glm, **config}, _WHOLE_NUMBERS)
+    if not isinstance(args.indexer_rope_interleave, bool):
+        raise CheckpointError(
+            f"config.json: indexer_rope_interleave must be true or false, not {args.indexer_rope_interleave!r}"
+        )
     layer = KeyValueShape(1, args.qk_rope_head_dim + args.index_head_dim, args.kv_lora_rank)
     return model_of(config, args, partial(DecoderLayer, args), layer, with_head)
 

@@ -16,9 +16,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.ernie4_5_moe import Ernie4_5_DecoderLayer, Ernie4_5_MLP, Ernie4_5_MoeMLP, ModelArgs
 
+from ..errors import CheckpointError
 from ..state import KeyValueShape
 from .base import Architecture, register
-from .config import layer_args, whole_number, with_rope
+from .config import layer_args, positive_number, whole_number, with_rope
 from .experts import stack_experts
 from .mtp_modules import ModuleArgs
 from .transformer import Shape, Transformer, Trunk
@@ -75,7 +76,11 @@ class Experts(Ernie4_5_MoeMLP):  # type: ignore[misc]
 def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     """A model of a text config."""
     given = {**_DEFAULTS, **with_rope(config)}
+    for name in ("rope_theta", "rms_norm_eps"):
+        positive_number(given, name)
     args = layer_args(ModelArgs, given, _WHOLE_NUMBERS)
+    if args.moe_k > args.moe_num_experts:
+        raise CheckpointError(f"config.json: moe_k is more than the {args.moe_num_experts} experts")
     norm = partial(nn.RMSNorm, args.hidden_size, eps=args.rms_norm_eps)
     size = args.head_dim or args.hidden_size // args.num_attention_heads
     layer = KeyValueShape(args.num_key_value_heads, size, size)

@@ -21,7 +21,7 @@ from mlx_lm.models.gemma4_text import ModelArgs, logit_softcap
 from ..errors import CheckpointError
 from ..state import Captured, KeyValues, KeyValueShape, RowState
 from .base import COMPANION, Architecture, register
-from .config import layer_args, whole_number
+from .config import check_kinds, layer_args, positive_number, whole_number
 from .experts import stack_experts
 from .row_cache import Mask, RowCache
 from .transformer import RECURRENT_DEPTH, Shape, Transformer
@@ -293,8 +293,16 @@ def _args(config: Mapping[str, Any]) -> ModelArgs:
     types = given["layer_types"]
     if not isinstance(types, list) or len(types) != layers or not set(types) <= _LAYER_TYPES:
         raise CheckpointError(f"config.json: layer_types {types!r} does not describe {layers} layers of known types")
+    positive_number(given, "rms_norm_eps")
+    if given["final_logit_softcapping"] is not None:
+        positive_number(given, "final_logit_softcapping")
+    shared = ("num_global_key_value_heads",) if given["num_global_key_value_heads"] is not None else ()
     experts = _EXPERT_NUMBERS if given["enable_moe_block"] else ()
-    return layer_args(ModelArgs, given, (*_WHOLE_NUMBERS, *experts))
+    args = layer_args(ModelArgs, given, (*_WHOLE_NUMBERS, *shared, *experts))
+    check_kinds(args, but=("final_logit_softcapping", "pad_token_id"))
+    if experts and (args.top_k_experts or 0) > (args.num_experts or 0):
+        raise CheckpointError(f"config.json: top_k_experts is more than the {args.num_experts} experts")
+    return args
 
 
 def _assistant(config: Mapping[str, Any], target: ModelArgs, trunk: Trunk) -> Assistant:

@@ -17,7 +17,7 @@ from mlx_lm.models.glm4_moe import DecoderLayer, ModelArgs
 
 from ..state import KeyValueShape
 from .base import Architecture, register
-from .config import layer_args, whole_number, with_rope
+from .config import check_routing, layer_args, positive_number, whole_number, with_rope
 from .experts import stack_experts
 from .mtp_modules import ModuleArgs, module_name
 from .transformer import RECURRENT_DEPTH, Shape, Transformer, Trunk
@@ -42,7 +42,12 @@ _DEFAULTS = {"use_qk_norm": False, "tie_word_embeddings": False, "attention_bias
 
 def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     """A model of a text config."""
-    args = layer_args(ModelArgs, {**_DEFAULTS, **with_rope(config)}, _WHOLE_NUMBERS)
+    given = {**_DEFAULTS, **with_rope(config)}
+    for name in ("rope_theta", "rms_norm_eps", "routed_scaling_factor"):
+        positive_number(given, name)
+    positive_number(given, "partial_rotary_factor", most=1)
+    args = layer_args(ModelArgs, given, _WHOLE_NUMBERS)
+    check_routing(config, args.n_routed_experts, args.num_experts_per_tok)
     norm = partial(nn.RMSNorm, args.hidden_size, eps=args.rms_norm_eps)
     layer = KeyValueShape(args.num_key_value_heads, args.head_dim, args.head_dim)
     shape = Shape(

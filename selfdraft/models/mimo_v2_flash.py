@@ -19,7 +19,7 @@ from mlx_lm.models.mimo_v2_flash import DecoderLayer, ModelArgs
 from ..errors import CheckpointError
 from ..state import KeyValueShape
 from .base import Architecture, register
-from .config import check_kinds, each_layer, layer_args, layers_built, positive_number, whole_number
+from .config import check_kinds, check_routing, each_layer, layer_args, layers_built, positive_number, whole_number
 from .experts import stack_experts
 from .mtp_modules import ModuleArgs
 from .transformer import Shape, Transformer, Trunk
@@ -45,7 +45,7 @@ _WHOLE_NUMBERS = (
     "n_routed_experts",
     "num_experts_per_tok",
 )
-_NUMBERS = ("rope_theta", "swa_rope_theta", "partial_rotary_factor", "layernorm_epsilon")
+_NUMBERS = ("rope_theta", "swa_rope_theta", "layernorm_epsilon")
 _DEFAULTS = {
     "n_shared_experts": None,
     "routed_scaling_factor": None,
@@ -94,13 +94,13 @@ def _args(config: Mapping[str, Any]) -> ModelArgs:
     check_kinds(args)
     for name in _NUMBERS:
         positive_number(config, name)
+    positive_number(config, "partial_rotary_factor", most=1)
     for name in ("moe_layer_freq", "hybrid_layer_pattern"):
         each_layer(config, name, args.num_hidden_layers, (0, 1))
     for name, only in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
         if getattr(args, name) != only:
             raise CheckpointError(f"config.json: {name} {getattr(args, name)!r} is not supported, only {only!r}")
-    if args.num_experts_per_tok > args.n_routed_experts:
-        raise CheckpointError(f"config.json: num_experts_per_tok is more than the {args.n_routed_experts} experts")
+    check_routing(config, args.n_routed_experts, args.num_experts_per_tok)
     return args
 
 

@@ -22,7 +22,7 @@ from ..errors import CheckpointError
 from ..kernels.causal_conv import causal_conv
 from ..state import Captured, CapturedLayer, KeyValues, KeyValueShape, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
-from .config import layer_args, whole_number
+from .config import check_routing, layer_args, positive_number, whole_number
 from .draft_projection import Projecting
 from .experts import stack_experts
 from .row_cache import RowCache, attend_by_row
@@ -218,6 +218,9 @@ def build(config: Mapping[str, Any], with_head: bool) -> NemotronH:
     if given.get("moe_latent_size") is not None:
         experts = (*experts, "moe_latent_size")
     args = layer_args(ModelArgs, {**given, "hybrid_override_pattern": list(kinds)}, (*_WHOLE_NUMBERS, *experts))
+    if experts:
+        check_routing(given, args.n_routed_experts, args.num_experts_per_tok)
+        positive_number(given, "routed_scaling_factor")
     layer = KeyValueShape(args.num_key_value_heads, args.head_dim, args.head_dim)
     shape = Shape(
         vocab_size=args.vocab_size,

@@ -20,7 +20,7 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from ..errors import CheckpointError
 from ..state import Captured, CapturedLayer, KeyValues, KeyValueShape, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
-from .config import whole_number
+from .config import positive_number, whole_number
 from .draft_projection import Projecting
 from .few_rows import Entrance, GatedMLP, Normed, joined
 from .few_tokens import FewTokens
@@ -113,6 +113,9 @@ def _args(config: Mapping[str, Any], intermediate_size: int, experts: Experts | 
     rope.setdefault("type", rope.get("rope_type", "default"))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rotary = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 0.25))
+    theta = rope.get("rope_theta", config.get("rope_theta", 10_000_000))
+    positive_number({"rope_theta": theta}, "rope_theta")
+    positive_number({"partial_rotary_factor": rotary}, "partial_rotary_factor", most=1)
     context = config.get("max_position_embeddings", 32768)
     attention = AttentionArgs(
         hidden_size=config["hidden_size"],
@@ -122,7 +125,7 @@ def _args(config: Mapping[str, Any], intermediate_size: int, experts: Experts | 
         bias=bool(config.get("attention_bias", False)),
         norm_eps=float(config["rms_norm_eps"]),
         rope_dims=int(head_dim * rotary),
-        rope_theta=rope.get("rope_theta", config.get("rope_theta", 10_000_000)),
+        rope_theta=theta,
         rope_scaling=rope,
         context_length=context,
     )

@@ -12,7 +12,7 @@ import pytest
 from selfdraft.errors import CheckpointError
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.loader import build_model
-from tests.reference.families import FAMILIES
+from tests.reference.families import FAMILIES, Family
 
 LIES: dict[str, list[tuple[str, Any]]] = {
     "mimo": [
@@ -34,6 +34,8 @@ LIES: dict[str, list[tuple[str, Any]]] = {
         ("topk_method", "greedy"),
         ("scoring_func", "softmax"),
         ("num_experts_per_tok", 9),
+        ("n_group", 3),
+        ("partial_rotary_factor", 1.5),
         ("num_nextn_predict_layers", 0),
     ],
     "step3p5": [
@@ -50,14 +52,34 @@ LIES: dict[str, list[tuple[str, Any]]] = {
         ("rms_norm_eps", None),
         ("num_nextn_predict_layers", 0),
     ],
+    "ernie4_5_moe": [("rope_theta", "x"), ("rope_theta", None), ("rms_norm_eps", 0), ("moe_k", 10)],
+    "qwen3_next": [("rope_theta", "x"), ("partial_rotary_factor", -1), ("partial_rotary_factor", 2)],
+    "glm_moe_dsa": [("indexer_rope_interleave", "x")],
+    "glm4_moe": [
+        ("routed_scaling_factor", None),
+        ("rope_theta", "x"),
+        ("partial_rotary_factor", 2),
+        ("num_experts_per_tok", 100),
+        ("n_group", 100),
+    ],
+    "nemotron_h": [
+        ("routed_scaling_factor", "x"),
+        ("num_experts_per_tok", 100),
+        ("n_group", 100),
+    ],
 }
+
+
+def save(family: Family, config: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    weights = {tensor: mx.array(values) for tensor, values in family.weights().items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def load(name: str, folder: Path, **changed: Any) -> None:
     family = FAMILIES[name]
-    weights = {tensor: mx.array(values) for tensor, values in family.weights().items()}
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(family.config | changed))
+    save(family, family.config | changed, folder)
     build_model(classify(folder), with_head=True)
 
 
@@ -67,6 +89,39 @@ def load(name: str, folder: Path, **changed: Any) -> None:
 def test_a_lie_is_named(name: str, field: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"config\.json.*{field}"):
         load(name, tmp_path, **{field: value})
+
+
+def test_a_group_of_one_expert_has_no_best_two(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"config\.json.*n_group 6"):
+        load("nemotron_h", tmp_path, n_group=6, topk_group=6)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_parameters", "x"),
+        ("final_logit_softcapping", "x"),
+        ("num_global_key_value_heads", 0),
+        ("top_k_experts", 100),
+        ("rms_norm_eps", -1),
+    ],
+)
+def test_a_lie_of_gemma_is_named(field: str, value: Any, tmp_path: Path) -> None:
+    family = FAMILIES["gemma4_experts"]
+    save(family, family.config_with(field, value), tmp_path)
+    with pytest.raises(CheckpointError, match=rf"config\.json.*{field}"):
+        classify(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("rms_norm_eps", "x"), ("rope_parameters", "x"), ("rope_parameters", {"full_attention": 5})]
+)
+def test_an_assistant_that_lies_leaves_the_trunk_alone(field: str, value: Any, tmp_path: Path) -> None:
+    family = FAMILIES["gemma4"]
+    assert family.assistant
+    save(family, family.config, tmp_path)
+    save(family.assistant, family.assistant.config_with(field, value), tmp_path / "assistant")
+    assert "config" in classify(tmp_path).head.reason
 
 
 @pytest.mark.parametrize(

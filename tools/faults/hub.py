@@ -169,8 +169,8 @@ FAULTS = [
     Fault(
         "a configuration that describes nothing is a traceback",
         "models/checkpoint.py",
-        "except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:",
-        "except MemoryError as error:",
+        "_UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)",
+        "_UNBUILDABLE = (MemoryError,)",
         _PULL,
     ),
     Fault(
