@@ -151,7 +151,8 @@ class _Trunk:
         self._model, self._text = model, text
         self._ids = mx.array([list(text.ids)])
         self._state = model.new_state()
-        self._hidden, _ = model.forward(self._ids, [self._state], keep_steps=False)
+        self._hidden, captured = model.forward(self._ids, [self._state], keep_steps=False)
+        captured.commit([self._state], [len(text.ids)])  # a head may read what the trunk holds
         self._p = _law(model.logits(self._hidden[:, text.begin :])[0])
         mx.eval(self._hidden, self._p)
 

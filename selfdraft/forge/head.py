@@ -40,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 Stored = dict[str, mx.array]
 
 # The projection of embedding and hidden is small and sums two scales; routers decide which experts run.
-_STAYS = ("fc", "eh_proj", "gate", "gate.gate", "shared_expert_gate")
+_STAYS = ("fc", "eh_proj", "pre_projection", "gate", "gate.gate", "shared_expert_gate")
 
 
 @dataclass(frozen=True)

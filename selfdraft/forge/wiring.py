@@ -27,7 +27,10 @@ _NORMS = {
     "norms stored as w, not 1 + w": (1.0, "--head-norms zero-centred"),
     "norms stored as 1 + w, not w": (-1.0, "--head-norms one-plus"),
 }
-_PROJECTIONS = tuple(f"{layer}.{part}" for layer in ("fc", "eh_proj") for part in ("weight", "scales", "biases"))
+_PROJECTIONS = tuple(
+    f"{layer}.{part}" for layer in ("fc", "eh_proj", "pre_projection") for part in ("weight", "scales", "biases")
+)
+_HIDDEN_NORMS = ("hnorm.weight", "pre_fc_norm_hidden.weight")
 
 Change = Callable[[str, mx.array], mx.array]
 
@@ -35,27 +38,30 @@ Change = Callable[[str, mx.array], mx.array]
 def wirings(model: Any, family: Architecture, tokens: Sequence[int]) -> dict[str, float]:
     """Share of positions at which the head's first draft is the trunk's own choice, by wiring.
 
-    A wiring that a family cannot have, as norms stored in another way, is left out.
+    What cannot be told is left out: norms, where a family stores them in one way; the hidden before the final norm,
+    where a head has no norm of its own for it.
 
     Args:
         model: trunk and head.
         tokens: a text.
     """
-    ids = mx.array([list(tokens)])
-    hidden, _ = model.forward(ids, [model.new_state()], keep_steps=False)
+    ids, row = mx.array([list(tokens)]), model.new_state()
+    hidden, captured = model.forward(ids, [row], keep_steps=False)
+    captured.commit([row], [len(tokens)])  # a head may read what the trunk holds
     choice = mx.argmax(model.logits(hidden), axis=-1)
 
     def agreement(fed: mx.array, late: int = 0) -> float:
         """With `fed` in the hidden's place; late: 1 where a token goes with its own hidden, not the one before it."""
-        out = model.draft(ids[:, 1:], fed[:, late : fed.shape[1] - 1 + late], [model.new_state()], [0])
+        out = model.draft(ids[:, 1:], fed[:, late : fed.shape[1] - 1 + late], [row.fork()], [0])
         drafted = mx.argmax(model.draft_logits(out, whole=True), axis=-1)
         share: Any = (drafted == choice[:, 1:]).astype(mx.float32).mean().item()
         return float(share)
 
     found = {AS_BUILT: agreement(hidden), "a token with its own hidden": agreement(hidden, late=1)}
-    before = bool(getattr(model, "head_before_norm", False))
-    other = "the hidden behind the final norm" if before else "the hidden before the final norm"
-    found[other] = agreement(_behind(model, hidden) if before else _before(model, hidden))
+    if getattr(model, "head_before_norm", False):
+        found["the hidden behind the final norm"] = agreement(model.model.norm(hidden))
+    elif any(name.endswith(_HIDDEN_NORMS) for name in dict(tree_flatten(model.mtp.parameters()))):
+        found["the hidden before the final norm"] = agreement(_before(model, hidden))
     for name, changes in _changed_heads(family).items():
         with _changed(model.mtp, changes) as applied:
             if applied:
@@ -77,13 +83,8 @@ def remedy(wiring: str, head_order: str) -> str:
     return " ".join(flags)
 
 
-def _behind(model: Any, hidden: mx.array) -> mx.array:
-    out: mx.array = model.model.norm(hidden)
-    return out
-
-
 def _before(model: Any, hidden: mx.array) -> mx.array:
-    """The hidden before the final norm, but for a factor a position: the head begins with a norm, which drops it.
+    """The hidden before the final norm, but for a factor a position, which a head that begins with a norm drops.
 
     The norm's weight is what it multiplies by, also in families that store it as w for 1 + w.
     """
