@@ -40,7 +40,6 @@ LIES: dict[str, list[tuple[str, Any]]] = {
     ],
     "step3p5": [
         ("layer_types", None),
-        ("layer_types", ["full_attention"] * 4),  # the modules' are missing
         ("layer_types", ["x"] * 7),
         ("rope_theta", [1.0]),
         ("rope_theta", "x"),
@@ -111,6 +110,14 @@ def test_a_lie_of_gemma_is_named(field: str, value: Any, tmp_path: Path) -> None
     save(family, family.config_with(field, value), tmp_path)
     with pytest.raises(CheckpointError, match=rf"config\.json.*{field}"):
         classify(tmp_path)
+
+
+def test_lists_for_the_trunk_alone_leave_the_head_out(tmp_path: Path) -> None:
+    family = FAMILIES["step3p5"]
+    save(family, family.config_with("layer_types", family.text["layer_types"][:4]), tmp_path)
+    checkpoint = classify(tmp_path)
+    assert "layer_types" in checkpoint.head.reason
+    assert build_model(checkpoint, with_head=False).model.max_depth == 0
 
 
 @pytest.mark.parametrize(
