@@ -77,7 +77,7 @@ def read_stamp(folder: Path) -> Stamp | None:
         _check(stamp)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path}: cannot be read ({error}); run `selfdraft forge verify` again, or delete it"
         ) from error
@@ -96,6 +96,11 @@ def _check(stamp: Stamp) -> None:
     for name, kind in kinds.items():
         if not isinstance(getattr(stamp, name), kind):
             raise ValueError(f"{name} is {getattr(stamp, name)!r}")
+    if not all(isinstance(reason, str) for reason in stamp.reasons):
+        raise ValueError(f"reasons are {stamp.reasons!r}")
+    size = stamp.recipe.get("draft_vocabulary", 0)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        raise ValueError(f"draft_vocabulary is {size!r}")
     limit = stamp.depth_limit
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise ValueError(f"depth_limit is {limit!r}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..params import SamplingParams
+from ..stamp import read_stamp
 from .command import command
 from .flags import flag
 from .rows import show_rows
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..models.checkpoint import Checkpoint
     from ..settings import Settings
 
-__all__ = ["REPORT_VERSION", "depth_limit", "inspect"]
+__all__ = ["REPORT_VERSION", "depth_limit", "inspect", "runs"]
 
 REPORT_VERSION = 1
 
@@ -68,12 +69,15 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
     head, config = checkpoint.head, checkpoint.text_config
     template = ChatTemplate.from_folder(checkpoint.folder)
     built = _built(checkpoint)
+    stamp = read_stamp(checkpoint.folder)
     depth, reason, probed = _what_runs(name, checkpoint, settings, built["max_depth"])
+    depth = stamp.limited(depth) if stamp else depth
     return {
         "schema_version": REPORT_VERSION,
         "model": name,
         "folder": str(checkpoint.folder),
         "model_type": checkpoint.model_type,
+        "verified": checkpoint.architecture.verified,
         "layers": config["num_hidden_layers"],
         "layer_types": dict(Counter(config.get("layer_types") or ())),
         "hidden_size": config["hidden_size"],
@@ -95,15 +99,29 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
         "sampling_defaults": SamplingParams.defaults_from_generation_config(checkpoint.generation_config),
         "chat_template": template is not None,
         "thinking": template is not None and "enable_thinking" in template.variables,
-        "notes": checkpoint.notes,
+        "notes": [*checkpoint.notes, *(stamp.notes if stamp else ())],
         "device": _device(checkpoint, settings),
-        "runs": f"plain decoding: {reason}" if reason else f"self-speculative decoding, depth auto (up to {depth})",
+        "runs": runs(depth, reason),
     }
 
 
 def depth_limit(checkpoint: Checkpoint) -> int:
-    """The deepest draft that a checkpoint allows, by its own head; 0 without one that can be used."""
-    return 0 if checkpoint.head.reason else int(_built(checkpoint)["max_depth"])
+    """The deepest draft that a checkpoint allows, by its own head and stamp; 0 without a head that can be used."""
+    depth = 0 if checkpoint.head.reason else int(_built(checkpoint)["max_depth"])
+    stamp = read_stamp(checkpoint.folder)
+    return stamp.limited(depth) if stamp else depth
+
+
+def runs(depth: int, reason: str) -> str:
+    """What will run, for people.
+
+    Args:
+        depth: deepest draft.
+        reason: why its head is not used; empty if it is.
+    """
+    if reason or depth:
+        return f"plain decoding: {reason}" if reason else f"self-speculative decoding, depth auto (up to {depth})"
+    return "plain decoding: no draft paid where `forge verify` measured it"
 
 
 def _built(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -162,8 +180,9 @@ def _what_runs(name: str, checkpoint: Checkpoint, settings: Settings, depth: int
 
     with loading_bar(name) as bar:
         llm = LLM.open(name, checkpoint.folder, settings, progress=bar)
-    verdict = [note for note in llm.notes if note not in checkpoint.notes]
-    return llm.max_depth, " ".join(verdict).removeprefix("plain decoding: "), True
+    plain = "plain decoding: "
+    verdict = [note.removeprefix(plain) for note in llm.notes if note.startswith(plain)]
+    return llm.max_depth, " ".join(verdict), True
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -181,6 +200,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", report["model"]),
         ("folder", report["folder"]),
         ("type", report["model_type"]),
+        ("verified on", report["verified"] or "nothing independent to compare its family with"),
         ("layers", f"{report['layers']} ({kinds})" if kinds else str(report["layers"])),
         ("hidden size", f"{report['hidden_size']:,}"),
         ("vocabulary", f"{report['vocabulary']:,} tokens"),
