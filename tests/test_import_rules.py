@@ -111,6 +111,8 @@ ALLOWED = {
         "__init__",
         "device",
         "errors",
+        "fans",
+        "hub",
         "kernels",
         "memory",
         "models",

@@ -1,9 +1,7 @@
-"""Fan control, which mode max wants on a Mac: whether ThermalForge is there."""
+"""Fan control, which mode max wants on a Mac: whether ThermalForge is there, and answers."""
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterator
 
 from .context import Context
@@ -15,10 +13,17 @@ __all__: list[str] = []
 
 @check("fans")
 def _fans(context: Context) -> Iterator[Finding]:
-    if sys.platform != "darwin":
-        yield Finding("fans", "skip", "fans are controlled on macOS alone")
-    elif found := shutil.which("thermalforge"):
-        yield Finding("fans", "ok", f"ThermalForge: {found}")
-    else:
-        install = "brew install ProducerGuy/tap/thermalforge, then once: sudo thermalforge install"
-        yield Finding("fans", "skip", "ThermalForge is not installed, and only mode max wants it", fix=install)
+    from ..errors import FanError
+    from ..fans import thermalforge
+
+    try:
+        fans = thermalforge.find()
+    except FanError as error:
+        said, _, remedy = str(error).rpartition(": ")
+        yield Finding("fans", "skip", f"{said}; only the mode max wants them", fix=remedy)
+        return
+    try:
+        yield Finding("fans", "ok", f"ThermalForge: {fans.executable}, fans {fans.status()}")
+    except FanError as error:
+        said, _, remedy = str(error).rpartition(": ")
+        yield Finding("fans", "warn", said, "fans that the mode max can hold", remedy)

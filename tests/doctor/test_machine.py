@@ -16,10 +16,16 @@ import pytest
 import selfdraft.device
 from selfdraft import memory
 from selfdraft.doctor import versions
+from selfdraft.errors import FanError
+from selfdraft.fans import thermalforge
+from tests.fans.conftest import stand_in
+from tests.support.thermalforge import StandIn
 
 from .conftest import Examined, only
 
 GIB = 2**30
+
+__all__ = ["stand_in"]
 
 
 @pytest.fixture
@@ -192,13 +198,19 @@ def test_the_wired_limit_of_macos(examined: Examined, monkeypatch: pytest.Monkey
     assert asked == [["sysctl", "-n", "iogpu.wired_limit_mb"]]
 
 
-def test_fans(examined: Examined, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert only(examined("fans")).observed == "fans are controlled on macOS alone"
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(shutil, "which", lambda name: None)
+def test_fans(examined: Examined, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the mode max finds them, also where PATH lacks Homebrew's folder."""
     found = only(examined("fans"))
-    assert found.status == "skip"
-    assert "brew install" in found.fix
-    monkeypatch.setattr(shutil, "which", lambda name: f"/opt/bin/{name}")
+    assert (found.status, found.observed) == ("ok", f"ThermalForge: {thermalforge.find().executable}, fans automatic")
+    stand_in.plan("status", "garbage")
     found = only(examined("fans"))
-    assert (found.status, found.observed) == ("ok", "ThermalForge: /opt/bin/thermalforge")
+    assert (found.status, "thermalforge install" in found.fix) == ("warn", True)
+    monkeypatch.setattr(thermalforge, "find", lambda: (_ for _ in ()).throw(FanError(f"none: {thermalforge.INSTALL}")))
+    found = only(examined("fans"))
+    assert (found.status, found.fix) == ("skip", thermalforge.INSTALL)
+
+
+def test_fans_of_other_systems(examined: Examined, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thermalforge, "_on_macos", lambda: False)
+    found = only(examined("fans"))
+    assert (found.status, "for Macs" in found.observed) == ("skip", True)
