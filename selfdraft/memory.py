@@ -73,7 +73,7 @@ class Allowance:
         On Metal the weights stay resident as well, as far as the system lets them.
         """
         own = _own_limits()
-        total = self.total + mx.get_active_memory()
+        total = min(self.total + mx.get_active_memory(), _MOST)
         mx.set_memory_limit(total if self.limited else min(total, own.memory))
         mx.set_cache_limit(min(self.total - self.weights, own.cache))
         if mx.metal.is_available():

@@ -149,7 +149,7 @@ def _variable(kind: type[StoredSettings], name: str) -> str:
 def _shown(value: Any) -> Any:
     """As JSON has it; a secret as the asterisks that are its text."""
     if isinstance(value, tuple):
-        return list(value)
+        return [_shown(each) for each in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

@@ -112,6 +112,12 @@ def test_mlx_is_told_of_the_limit_beside_what_it_holds(monkeypatch: pytest.Monke
     assert told["set_wired_limit"] == 200
 
 
+def test_a_limit_beyond_all_machines_is_obeyed() -> None:
+    llm = load("reference", settings=load_settings(memory_limit="1000000PiB"))
+    assert [note for note in llm.notes if "more than the" in note]
+    load("reference")  # MLX's own limits are back
+
+
 @pytest.mark.parametrize(
     ("info", "free", "most"),
     [

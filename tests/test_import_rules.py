@@ -113,6 +113,7 @@ ALLOWED = {
         "device",
         "errors",
         "fans",
+        "hub",
         "kernels",
         "memory",
         "models",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..params import SamplingParams
+from ..stamp import read_stamp
 from .command import command
 from .flags import flag
 from .rows import show_rows
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..stamp import Stamp
 
-__all__ = ["REPORT_VERSION", "depth_limit", "inspect"]
+__all__ = ["REPORT_VERSION", "depth_limit", "inspect", "runs"]
 
 REPORT_VERSION = 1
 
@@ -69,10 +70,10 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
 
     head, config = checkpoint.head, checkpoint.text_config
     template = ChatTemplate.from_folder(checkpoint.folder)
-    built, stamp = _built(checkpoint), read_stamp(checkpoint.folder)
-    if stamp:
-        built["max_depth"] = stamp.limited(built["max_depth"])
+    built = _built(checkpoint)
+    stamp = read_stamp(checkpoint.folder)
     depth, reason, probed = _what_runs(name, checkpoint, settings, built["max_depth"])
+    depth = stamp.limited(depth) if stamp else depth
     return {
         "schema_version": REPORT_VERSION,
         "model": name,
@@ -103,7 +104,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
         "stamp": _stamped(stamp) if stamp else None,
         "notes": [*checkpoint.notes, *(stamp.notes if stamp else ())],
         "device": _device(checkpoint, settings),
-        "runs": f"plain decoding: {reason}" if reason else f"self-speculative decoding, depth auto (up to {depth})",
+        "runs": runs(depth, reason),
     }
 
 
@@ -121,13 +122,22 @@ def _stamped(stamp: Stamp) -> dict[str, Any]:
 
 
 def depth_limit(checkpoint: Checkpoint) -> int:
-    """The deepest draft that a checkpoint allows, by its head and its stamp; 0 without a head that can be used."""
-    from ..stamp import read_stamp
-
-    if checkpoint.head.reason:
-        return 0
-    stamp, depth = read_stamp(checkpoint.folder), int(_built(checkpoint)["max_depth"])
+    """The deepest draft that a checkpoint allows, by its own head and stamp; 0 without a head that can be used."""
+    depth = 0 if checkpoint.head.reason else int(_built(checkpoint)["max_depth"])
+    stamp = read_stamp(checkpoint.folder)
     return stamp.limited(depth) if stamp else depth
+
+
+def runs(depth: int, reason: str) -> str:
+    """What will run, for people.
+
+    Args:
+        depth: deepest draft.
+        reason: why its head is not used; empty if it is.
+    """
+    if reason or depth:
+        return f"plain decoding: {reason}" if reason else f"self-speculative decoding, depth auto (up to {depth})"
+    return "plain decoding: no draft paid where `forge verify` measured it"
 
 
 def _built(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -191,7 +201,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", report["model"]),
         ("folder", report["folder"]),
         ("type", report["model_type"]),
-        ("family", report["verified"] or "nothing independent to compare it with"),
+        ("verified on", report["verified"] or "nothing independent to compare its family with"),
         ("layers", f"{report['layers']} ({kinds})" if kinds else str(report["layers"])),
         ("hidden size", f"{report['hidden_size']:,}"),
         ("vocabulary", f"{report['vocabulary']:,} tokens"),

@@ -128,7 +128,7 @@ def _what_runs(found: FoundModel) -> tuple[dict[str, object], list[tuple[str, st
     """What to expect of a model that was pulled: for machines and for people."""
     from ..memory import free_memory
     from ..models.checkpoint import classify
-    from .inspect import depth_limit
+    from .inspect import depth_limit, runs
 
     checkpoint = classify(found.folder)
     depth, free = depth_limit(checkpoint), free_memory()
@@ -151,6 +151,6 @@ def _what_runs(found: FoundModel) -> tuple[dict[str, object], list[tuple[str, st
         ("MTP head", head),
         ("depth limit", str(depth)),
         ("memory", f"{'fits' if fits else 'TOO BIG'}: needs {gigabytes(found.memory)} of {gigabytes(free)} free"),
-        ("will run", f"plain decoding: {found.head}" if found.head else "self-speculative decoding, depth auto"),
+        ("will run", runs(depth, found.head)),
     ]
     return report, rows

@@ -29,12 +29,13 @@ Name = Annotated[
 
 
 def kinds() -> tuple[type[StoredSettings], ...]:
-    """All settings there are: the engine's, the server's, those of `start`."""
+    """All settings there are: the engine's, the server's, those of `start`, and where models are looked for."""
     from ..server.config import ServerSettings
     from ..settings import Settings
+    from .places import ModelSettings
     from .wizard import StartSettings
 
-    return Settings, ServerSettings, StartSettings
+    return Settings, ServerSettings, StartSettings, ModelSettings
 
 
 @app.command()

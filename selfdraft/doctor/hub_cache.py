@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 from .context import Context
 from .finding import Finding
@@ -20,7 +19,9 @@ _ROOM = 20e9  # bytes: a small quantised model, and what else a system needs
 def _hub_cache(context: Context) -> Iterator[Finding]:
     from huggingface_hub import constants
 
-    folder = Path(constants.HF_HUB_CACHE)
+    from ..hub.cache import cache_folder
+
+    folder = cache_folder()
     free = shutil.disk_usage(nearest(folder)).free
     offline = "; HF_HUB_OFFLINE is set: nothing is downloaded" if constants.HF_HUB_OFFLINE else ""
     observed, figures = f"{folder}: {free / 1e9:,.0f} GB free{offline}", {"free": free}

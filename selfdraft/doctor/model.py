@@ -24,9 +24,7 @@ def _model(context: Context) -> Iterator[Finding]:
     try:
         checkpoint = classify(find_model(context.model, fetch=False))
     except ModelNotFound as error:
-        yield Finding(
-            "model", "fail", str(error), expected, "name a folder, or download it: selfdraft run --model NAME"
-        )
+        yield Finding("model", "fail", str(error), expected, "name a folder, or fetch it: selfdraft pull NAME")
         return
     except CheckpointError as error:
         yield Finding(
@@ -44,7 +42,9 @@ def _model(context: Context) -> Iterator[Finding]:
     from ..memory import Allowance, gibibytes
 
     settings = context.settings
-    weights = checkpoint.weight_bytes(choose_dtype(settings.dtype, quantised=checkpoint.quantised))
+    weights = checkpoint.weight_bytes(
+        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+    )
     try:
         granted = Allowance.of(weights, settings.memory_limit)
     except OutOfMemoryBudget as error:

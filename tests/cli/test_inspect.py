@@ -13,6 +13,7 @@ import pytest
 
 from selfdraft.llm import LLM
 from selfdraft.source import REFERENCE, find_model
+from selfdraft.stamp import Stamp, write_stamp
 
 from ..support.nano import nano_model, write_checkpoint
 from .conftest import Command
@@ -86,7 +87,13 @@ def test_the_reference_model(report: Callable[..., dict[str, Any]], light: Comma
     size = (folder / "model.safetensors").stat().st_size
     assert 0 < size - body["weights_bytes"] < 50_000  # but for the header
     text = light("inspect").out
-    for words in ("8 (6 linear attention, 2 full attention)", "embedded, 15 tensors; usable", body["runs"]):
+    assert "transformers" in body["verified"]
+    for words in (
+        f"verified on    {body['verified']}",
+        "8 (6 linear attention, 2 full attention)",
+        "embedded, 15 tensors; usable",
+        body["runs"],
+    ):
         assert words in text
 
 
@@ -101,6 +108,19 @@ def test_a_claimed_head_without_tensors(
     assert body["max_depth"] == 0
     assert body["runs"] == f"plain decoding: {reason}"
     assert f"will run       plain decoding: {reason}" in light("inspect", str(folder)).out
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize(("limit", "said"), [(2, "depth auto (up to 2)"), (0, "plain decoding: no draft paid")])
+def test_what_verify_measured_holds(
+    variant: Callable[..., Path], report: Callable[..., dict[str, Any]], separate: bool, limit: int, said: str
+) -> None:
+    folder = variant(separate=separate)
+    write_stamp(folder, Stamp({}, "source", verdict="no", reasons=("it is slow",), depth_limit=limit))
+    body = report(folder)
+    assert (body["max_depth"], body["head"]["usable"], body["head"]["reason"]) == (limit, True, "")
+    assert said in body["runs"]
+    assert body["notes"] == ["`forge verify` said no: it is slow"]
 
 
 def test_a_separate_head_is_probed(variant: Callable[..., Path], report: Callable[..., dict[str, Any]]) -> None:

@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from selfdraft.cli.places import ModelSettings
 from selfdraft.cli.settings import kinds
 from selfdraft.cli.wizard import StartSettings
 from selfdraft.server.config import ServerSettings, load_server_settings
-from selfdraft.settings import Settings, load_settings, remember
+from selfdraft.settings import TABLES, Settings, load_settings, remember
 from selfdraft.settings_list import list_settings, unknown_variables
 
 from .conftest import Command
@@ -43,6 +44,16 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "settings.toml"
 
 
+def test_every_table_of_the_file_is_known() -> None:
+    assert {table for kind in kinds() for table in kind.tables if table} == set(TABLES)
+
+
+def test_folders_of_models_are_written_as_a_list(light: Command, stored: Path) -> None:
+    assert light("settings", "set", "model_folders", "/a:/b").code == 0
+    assert tomllib.loads(stored.read_text()) == {"models": {"model_folders": ["/a", "/b"]}}
+    assert listed(light, "model_folders")["models.model_folders"]["value"] == ["/a", "/b"]
+
+
 def listed(light: Command, *names: str) -> dict[str, dict[str, Any]]:
     ended = light("settings", "get", *names, "--json")
     assert ended.code == 0, ended.err
@@ -55,7 +66,8 @@ def test_every_setting_is_listed_once_with_its_meaning(light: Command, stored: P
     found = listed(light)
     server = ServerSettings.model_fields.keys() - Settings.model_fields.keys()
     start = {f"start.{name}" for name in StartSettings.model_fields}
-    assert found.keys() == {*Settings.model_fields, *(f"server.{name}" for name in server), *start}
+    models = {f"models.{name}" for name in ModelSettings.model_fields}
+    assert found.keys() == {*Settings.model_fields, *(f"server.{name}" for name in server), *start, *models}
     for name, each in found.items():
         assert len(each["meaning"]) > 8, f"the docstring of its class says nothing of {name}"
         assert each["variable"].startswith("SELFDRAFT_")

@@ -12,6 +12,34 @@ _PARITY, _AROUND = "tests/doctor/test_kernels_and_parity.py", "tests/doctor/test
 
 FAULTS = [
     Fault(
+        "folders of models are no settings",
+        "cli/settings.py",
+        "return Settings, ServerSettings, StartSettings, ModelSettings",
+        "return Settings, ServerSettings, StartSettings",
+        "tests/cli/test_settings.py",
+    ),
+    Fault(
+        "folders in a list are no JSON",
+        "settings_list.py",
+        "return [_shown(each) for each in value]",
+        "return list(value)",
+        "tests/cli/test_settings.py -k folders",
+    ),
+    Fault(
+        "inspect goes by the head alone, not by what verify measured",
+        "cli/inspect.py",
+        "depth = stamp.limited(depth) if stamp else depth",
+        "depth = depth + 0",
+        "tests/cli/test_inspect.py -k verify",
+    ),
+    Fault(
+        "every note of a load is a reason against a head",
+        "cli/inspect.py",
+        "for note in llm.notes if note.startswith(why)",
+        "for note in llm.notes if note not in checkpoint.notes",
+        "tests/cli/test_inspect.py -k verify",
+    ),
+    Fault(
         "a check that breaks ends the doctor",
         "doctor/registry.py",
         "except Exception as error:  # whatever breaks on somebody's machine",

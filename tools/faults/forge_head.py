@@ -160,8 +160,8 @@ FAULTS = [
     Fault(
         "stamp: inspect tells another depth than is loaded",
         "cli/inspect.py",
-        '        built["max_depth"] = stamp.limited(built["max_depth"])',
-        "        pass",
+        "    depth = stamp.limited(depth) if stamp else depth",
+        "    pass",
         _STAMP,
     ),
 ]

@@ -29,10 +29,17 @@ FAULTS = [
         "tests/test_budget.py -k user_wins",
     ),
     Fault(
+        "a limit beyond all machines is more than MLX can be told",
+        "memory.py",
+        "min(self.total + mx.get_active_memory(), _MOST)",
+        "self.total + mx.get_active_memory()",
+        "tests/test_budget.py -k beyond_all",
+    ),
+    Fault(
         "the limit of MLX forgets what it holds already",
         "memory.py",
-        "total = self.total + mx.get_active_memory()",
-        "total = self.total",
+        "total = min(self.total + mx.get_active_memory(), _MOST)",
+        "total = min(self.total, _MOST)",
         "tests/test_budget.py -k mlx_is_told",
     ),
     Fault(
