@@ -310,6 +310,7 @@ def test_settings_inside_the_text_config(tmp_path: Path, tensors: Tensors) -> No
     stored, coded = coded_tensors(codes, pack, tensors)
     nested = {"model_type": "qwen3_5", "text_config": {**CONFIG, "quantization_config": settings}}
     folder = save(tmp_path / "source", stored, nested)
+    assert "'awq'" in classify(folder).notes[0]
     model = load_folder(folder, dtype=mx.float32).model
     assert all(np.array_equal(dequantised(model, path), w.weight().astype(np.float32)) for path, w in coded.items())
     build(folder, tmp_path / "package", FEW)

@@ -38,6 +38,14 @@ LIES = {
         {**tensor(), "b": {"dtype": "F32", "shape": [1], "data_offsets": [12, 16]}}, bytes(16)
     ),
     "tensors over each other": raw({**tensor(), "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}, bytes(8)),
+    "an overlap and a gap of one size": raw(
+        {
+            **tensor(),
+            "b": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]},
+            "c": {"dtype": "F32", "shape": [1], "data_offsets": [12, 16]},
+        },
+        bytes(16),
+    ),
     "a shape of other bytes": raw(tensor(shape=[3]), bytes(8)),
     "a negative shape": raw(tensor(shape=[-2]), bytes(8)),
     "bytes behind the last tensor": raw(tensor(), bytes(12)),
