@@ -73,10 +73,12 @@ def find_models(settings: Settings, places: Sequence[Place] | None = None) -> li
 def described(name: str, folder: Path, settings: Settings, kind: Kind, commit: str = "") -> FoundModel:
     """What there is to say of a model without reading its weights."""
     from ..models.checkpoint import classify
+    from ..models.loader import outlined
 
     disk = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     try:
         checkpoint = classify(folder)
+        outlined(checkpoint)
     except CheckpointError as error:
         problem = str(error).removeprefix(f"{folder}: ")
         return FoundModel(name, folder, kind, disk, problem=problem, commit=commit)

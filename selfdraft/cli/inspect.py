@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..params import SamplingParams
 from .command import command
 from .flags import flag
 from .rows import show_rows
@@ -63,9 +62,11 @@ def inspect(
 
 def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
     """Everything there is to say, as `--json` prints it."""
+    from ..llm import sampling_defaults
     from ..text import ChatTemplate
 
     head, config = checkpoint.head, checkpoint.text_config
+    kinds = (config.get("layer_types") or ())[: config["num_hidden_layers"]]  # some list the head's behind the trunk's
     template = ChatTemplate.from_folder(checkpoint.folder)
     built = _built(checkpoint)
     depth, reason, probed = _what_runs(name, checkpoint, settings, built["max_depth"])
@@ -74,8 +75,9 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
         "model": name,
         "folder": str(checkpoint.folder),
         "model_type": checkpoint.model_type,
+        "verified": checkpoint.architecture.verified,
         "layers": config["num_hidden_layers"],
-        "layer_types": dict(Counter(config.get("layer_types") or ())),
+        "layer_types": dict(Counter(kinds)),
         "hidden_size": config["hidden_size"],
         "vocabulary": built["vocabulary"],
         "context_length": built["context_length"],
@@ -92,7 +94,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
             "reason": reason,
         },
         "max_depth": depth,
-        "sampling_defaults": SamplingParams.defaults_from_generation_config(checkpoint.generation_config),
+        "sampling_defaults": sampling_defaults(checkpoint),
         "chat_template": template is not None,
         "thinking": template is not None and "enable_thinking" in template.variables,
         "notes": checkpoint.notes,
@@ -108,20 +110,9 @@ def depth_limit(checkpoint: Checkpoint) -> int:
 
 def _built(checkpoint: Checkpoint) -> dict[str, Any]:
     """What the module that would be loaded says of itself. It is built, lazily, and never evaluated."""
-    import mlx.nn as nn
-    from mlx_lm.utils import infer_quant_config
+    from ..models.loader import outlined, quantisation_of
 
-    from ..models.loader import quantisation_of
-
-    module: Any = checkpoint.architecture.build(checkpoint.text_config, not checkpoint.head.reason)
-
-    def stored(path: str, layer: nn.Module) -> bool | dict[str, object]:
-        if not hasattr(layer, "to_quantized") or f"{path}.scales" not in checkpoint.tensors:
-            return False
-        settings: dict[str, object] = infer_quant_config(path, layer, checkpoint.tensors)
-        return settings
-
-    nn.quantize(module, class_predicate=stored)
+    module = outlined(checkpoint)
     return {
         "vocabulary": module.vocab_size,
         "context_length": module.context_length,
@@ -181,6 +172,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("model", report["model"]),
         ("folder", report["folder"]),
         ("type", report["model_type"]),
+        ("verified", report["verified"] or "nothing independent to compare this family with could be had"),
         ("layers", f"{report['layers']} ({kinds})" if kinds else str(report["layers"])),
         ("hidden size", f"{report['hidden_size']:,}"),
         ("vocabulary", f"{report['vocabulary']:,} tokens"),

@@ -88,6 +88,7 @@ def _fetch(planned: Plan) -> None:
     """Pull, and tell how it goes: on a terminal by a bar, else by lines."""
     from ..hub.pull import Watch, pull
     from ..models.checkpoint import accept, classify
+    from ..models.loader import outlined
 
     name = planned.listing.model
     with Bar(f"pulling {name}", "bytes") as bar:
@@ -101,7 +102,7 @@ def _fetch(planned: Plan) -> None:
             say(f"{file.name} is not what the Hub lists: removed, and fetched again")
 
         def examine(folder: Path) -> None:
-            classify(folder)
+            outlined(classify(folder))
 
         try:
             pull(planned, Watch(progress, damaged), accept=accept, examine=examine)

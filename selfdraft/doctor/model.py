@@ -18,15 +18,15 @@ def _model(context: Context) -> Iterator[Finding]:
         yield Finding("model", "skip", "none was named; --model NAME looks at one")
         return
     from ..models.checkpoint import classify
+    from ..models.loader import outlined
     from ..source import find_model
 
     expected = "a checkpoint that can be loaded"
     try:
         checkpoint = classify(find_model(context.model, fetch=False))
+        outlined(checkpoint)
     except ModelNotFound as error:
-        yield Finding(
-            "model", "fail", str(error), expected, "name a folder, or download it: selfdraft run --model NAME"
-        )
+        yield Finding("model", "fail", str(error), expected, "name a folder, or fetch it: `selfdraft pull NAME`")
         return
     except CheckpointError as error:
         yield Finding(

@@ -18,7 +18,7 @@ from .base import Model
 from .checkpoint import HEAD, Checkpoint
 from .few_rows import use_few_row_kernels
 
-__all__ = ["LoadedModel", "always_fp32", "build_model", "quantisation_of", "stored_as"]
+__all__ = ["LoadedModel", "always_fp32", "build_model", "outlined", "quantisation_of", "stored_as"]
 
 Progress = Callable[[int, int], None]
 
@@ -50,7 +50,7 @@ def build_model(
         progress: called with (bytes read, bytes in all).
 
     Raises:
-        CheckpointError: tensors are missing, surplus, or of the wrong shape, each by name.
+        CheckpointError: tensors are missing, surplus, of the wrong shape or kind, each by name.
     """
     family = checkpoint.architecture
     module = family.build(checkpoint.text_config, with_head)
@@ -61,15 +61,35 @@ def build_model(
     return loaded
 
 
+def outlined(checkpoint: Checkpoint) -> Any:
+    """The module that a load would fill, its head too if that is usable. Nothing is read.
+
+    Raises:
+        CheckpointError: as `build_model` would, for the same reason.
+    """
+    with_head = not checkpoint.head.reason
+    module: Any = checkpoint.architecture.build(checkpoint.text_config, with_head)
+    _prepare(module, _parts(checkpoint.tensors, with_head), checkpoint)
+    return module
+
+
+def _parts(tensors: Mapping[str, mx.array], with_head: bool) -> dict[str, mx.array]:
+    return {name: tensor for name, tensor in tensors.items() if with_head or not name.startswith(HEAD)}
+
+
+def _prepare(module: nn.Module, weights: Mapping[str, mx.array], checkpoint: Checkpoint) -> None:
+    """Make a module one that takes these weights, or say why there is none."""
+    _quantise(module, weights)
+    _check(module, weights, checkpoint)
+
+
 def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype | None) -> LoadedModel:
     """Give a module its weights, not read yet. Nobody else has them: those that are put together are held once."""
     weights = {
         name: stored_as(checkpoint, name, tensor, dtype)
-        for name, tensor in checkpoint.mapped_anew().items()
-        if with_head or not name.startswith(HEAD)
+        for name, tensor in _parts(checkpoint.mapped_anew(), with_head).items()
     }
-    _quantise(module, weights)
-    _check(module, weights, checkpoint)
+    _prepare(module, weights, checkpoint)
     module.load_weights(list(weights.items()), strict=True)
     return LoadedModel(
         model=module,
@@ -142,10 +162,17 @@ def _check(module: nn.Module, weights: Mapping[str, mx.array], checkpoint: Check
             for name in sorted(expected.keys() & weights.keys())
             if weights[name].shape != expected[name].shape
         ),
+        *(
+            f"{name} holds {str(weights[name].dtype).removeprefix('mlx.core.')}, not floating numbers"
+            for name in sorted(expected.keys() & weights.keys())
+            if mx.issubdtype(expected[name].dtype, mx.floating) and not mx.issubdtype(weights[name].dtype, mx.floating)
+        ),
     ]
     if problems:
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
-        raise CheckpointError(f"{checkpoint.folder}: the weights do not fit config.json: {shown}")
+        raise CheckpointError(
+            f"{checkpoint.folder}: the weights do not fit config.json: {shown}; fetch the checkpoint again"
+        )
 
 
 def _read(module: nn.Module, progress: Progress | None) -> None:
