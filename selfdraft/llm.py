@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
 
-__all__ = ["LLM", "Prompt"]
+__all__ = ["LLM", "Prompt", "sampling_defaults"]
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 Progress = Callable[[int, int], None]
@@ -91,7 +91,7 @@ class LLM:
         self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
         self.max_mode: MaxMode | None = None
         self.notes = notes
-        self.defaults = _defaults(checkpoint)
+        self.defaults = sampling_defaults(checkpoint)
         self.max_depth = loaded.model.max_depth
         self.context_length = loaded.model.context_length
 
@@ -409,8 +409,12 @@ def _stride(model: Model, chunk: int) -> int:
     return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
 
 
-def _defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Sampling defaults of a checkpoint; a value out of its range is the file's fault and said so."""
+def sampling_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Sampling parameters that a checkpoint names.
+
+    Raises:
+        CheckpointError: one is out of its range.
+    """
     try:
         return SamplingParams.defaults_from_generation_config(checkpoint.generation_config)
     except InvalidRequest as error:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..params import SamplingParams
 from ..stamp import read_stamp
 from .command import command
 from .flags import flag
@@ -65,10 +64,11 @@ def inspect(
 
 def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
     """Everything there is to say, as `--json` prints it."""
-    from ..stamp import read_stamp
+    from ..llm import sampling_defaults
     from ..text import ChatTemplate
 
     head, config = checkpoint.head, checkpoint.text_config
+    kinds = (config.get("layer_types") or ())[: config["num_hidden_layers"]]  # some list the head's behind the trunk's
     template = ChatTemplate.from_folder(checkpoint.folder)
     built = _built(checkpoint)
     stamp = read_stamp(checkpoint.folder)
@@ -81,7 +81,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
         "model_type": checkpoint.model_type,
         "verified": checkpoint.architecture.verified,
         "layers": config["num_hidden_layers"],
-        "layer_types": dict(Counter(config.get("layer_types") or ())),
+        "layer_types": dict(Counter(kinds)),
         "hidden_size": config["hidden_size"],
         "vocabulary": built["vocabulary"],
         "context_length": built["context_length"],
@@ -98,7 +98,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
             "reason": reason,
         },
         "max_depth": depth,
-        "sampling_defaults": SamplingParams.defaults_from_generation_config(checkpoint.generation_config),
+        "sampling_defaults": sampling_defaults(checkpoint),
         "chat_template": template is not None,
         "thinking": template is not None and "enable_thinking" in template.variables,
         "stamp": _stamped(stamp) if stamp else None,

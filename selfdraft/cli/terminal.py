@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -17,18 +18,23 @@ from typing import TYPE_CHECKING, Literal, Self, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["DIM", "PLAIN", "Bar", "dim", "is_fancy", "say", "silent_keys"]
+__all__ = ["DIM", "PLAIN", "Bar", "dim", "is_fancy", "printable", "say", "silent_keys"]
 
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def say(message: str) -> None:
     """A message on standard error, under the program's name: one line, folded between words on a terminal."""
-    line = f"selfdraft: {' '.join(message.split())}"
+    line = printable(f"selfdraft: {' '.join(message.split())}")
     if is_fancy(sys.stderr):
         width = shutil.get_terminal_size().columns - 1
         line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     print(line, file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Text in which control characters are spelled out: a name of a file must not drive the terminal."""
+    return "".join(repr(each)[1:-1] if unicodedata.category(each) == "Cc" else each for each in text)
 
 
 def dim(text: str) -> None:

@@ -24,7 +24,7 @@ def _model(context: Context) -> Iterator[Finding]:
     try:
         checkpoint = classify(find_model(context.model, fetch=False))
     except ModelNotFound as error:
-        yield Finding("model", "fail", str(error), expected, "name a folder, or fetch it: selfdraft pull NAME")
+        yield Finding("model", "fail", str(error), expected, "name a folder, or fetch it: `selfdraft pull NAME`")
         return
     except CheckpointError as error:
         yield Finding(

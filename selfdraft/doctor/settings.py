@@ -25,7 +25,10 @@ def _settings(context: Context) -> Iterator[Finding]:
             problems.append(str(error))
     if problems:
         said = "; ".join(dict.fromkeys(problems))
-        fix = "`selfdraft settings set NAME VALUE` or `unset NAME`, or correct the variable in the environment"
+        fix = (
+            f"correct {path}, by `selfdraft settings set NAME VALUE` or `unset NAME` if it can be read at all, "
+            "or the variable in the environment"
+        )
         yield Finding("settings", "fail", said, "values that are allowed", fix)
         return
     there = f"{path}" if path.exists() else f"no {path}"

@@ -28,7 +28,10 @@ SCORED_TOGETHER = 64
 # Tokens [1, P], whether all their logits are finite, and what `log_softmax_at` gives.
 Scored = tuple[mx.array, ...]
 
-_NOT_FINITE = "the model produced NaN or infinite logits on the prompt"
+_NOT_FINITE = (
+    "the model produced NaN or infinite logits on the prompt; "
+    "try another dtype (SELFDRAFT_DTYPE=float32) or fetch the checkpoint again"
+)
 
 
 class Prefill:

@@ -225,7 +225,11 @@ def validate(request: Request, *, vocab_size: int, context_length: int, max_dept
     if len(prompt) == 0:
         raise InvalidRequest("the prompt is empty; give at least one token", param="prompt")
     if outside := [token for token in prompt if not 0 <= token < vocab_size]:
-        raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary of {vocab_size}", param="prompt")
+        raise InvalidRequest(
+            f"token id {outside[0]} is outside the model's vocabulary of {vocab_size}: a tokenizer of another model "
+            "makes such ids",
+            param="prompt",
+        )
     if outside := [token for token in params.logit_bias or {} if token >= vocab_size]:
         raise InvalidRequest(
             f"logit_bias: token id {outside[0]} is outside the vocabulary of {vocab_size}", param="logit_bias"

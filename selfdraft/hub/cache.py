@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,7 +107,7 @@ class Removal:
         Raises:
             SelfdraftError: something is still there.
         """
-        found = _scan()
+        found = _scan(self.repository)
         if found is not None and self.commits:
             found.delete_revisions(*self.commits).execute()
         else:
@@ -127,12 +127,8 @@ def removal(repository: str, revision: str | None = None) -> Removal | None:
     Returns:
         None if the cache holds nothing of it.
     """
-    found, folder = _scan(), repository_folder(repository)
-    revisions = (
-        {each for repo in found.repos if repo.repo_path.name == folder.name for each in repo.revisions}
-        if found
-        else set()
-    )
+    found, folder = _scan(repository), repository_folder(repository)
+    revisions = {each for repo in found.repos for each in repo.revisions} if found else set()
     commits = {each.commit_hash for each in revisions if revision in (None, each.commit_hash, *each.refs)}
     if found is None or not folder.is_dir() or not (commits or revision is None):
         return None
@@ -142,10 +138,16 @@ def removal(repository: str, revision: str | None = None) -> Removal | None:
     return Removal(repository, tuple(sorted(commits)), found.delete_revisions(*commits).expected_freed_size)
 
 
-def _scan() -> HFCacheInfo | None:
+def _scan(repository: str | None = None) -> HFCacheInfo | None:
+    """What the cache holds, of one repository or of all: copies of a repository have the same commits, and the Hub's
+    client deletes by commit alone."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        return scan_cache_dir(cache_folder())
+        found = scan_cache_dir(cache_folder())
     except (CacheNotFound, OSError, ValueError):
         return None
+    if repository is None:
+        return found
+    name = repository_folder(repository).name
+    return replace(found, repos=frozenset(repo for repo in found.repos if repo.repo_path.name == name))

@@ -30,6 +30,7 @@ NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
 # What layers raise that are built of a config that lies.
 _UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_MOST_LAYERS = 4096  # layers are built to learn their shapes: a number out of all reason would never end
 _EXPERTS = re.compile(r"\.switch_mlp\.\w+\.weight$")
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -194,6 +195,9 @@ def _configured(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Architect
     companion = _companion(folder, family)
     if companion:
         text_config = {**text_config, COMPANION: read_json(companion / "config.json")}
+    layers = text_config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > _MOST_LAYERS:
+        raise CheckpointError(f"{folder}: config.json: num_hidden_layers is {layers}, more than any model has")
     return config, text_config, family, notes
 
 
@@ -264,6 +268,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: no such file, or no JSON object in it.
     """
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path}: is no file; fetch the checkpoint again")  # reading a pipe would wait for ever
     try:
         body = parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -312,6 +318,9 @@ def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
     beside = sorted(folder.glob("mtp*.safetensors"))
     indexed = _indexed(folder)
     listed = sorted(folder.glob("model*.safetensors")) if indexed is None else [folder / name for name in indexed]
+    for path in (*listed, *beside):
+        if (path.exists() or path.is_symlink()) and not path.is_file():
+            raise CheckpointError(f"{path}: is no file, or a link to none; fetch the checkpoint again")
     there = [path.name for path in folder.iterdir() if path.exists()]
     _refuse_incomplete(folder, [path.name for path in listed], there)
     return listed, [path for path in beside if path not in listed]
@@ -406,7 +415,7 @@ def _canonical(
         try:
             stored = mx.load(str(path))
         except (RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{path}: not a readable safetensors file ({error})") from error
+            raise CheckpointError(f"{path}: not a readable safetensors file ({error}); fetch it again") from error
         assert isinstance(stored, dict)
         for name, tensor in stored.items():
             ours = family.canonical(name, text_config)

@@ -11,10 +11,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from selfdraft.cli.found_models import described
 from selfdraft.llm import LLM
+from selfdraft.settings import Settings
 from selfdraft.source import REFERENCE, find_model
 from selfdraft.stamp import Stamp, write_stamp
 
+from ..models.test_families import write_checkpoint as write_family
+from ..reference.families import FAMILIES
 from ..support.nano import nano_model, write_checkpoint
 from .conftest import Command
 
@@ -165,3 +169,28 @@ def test_an_unsupported_model(tmp_path: Path, light: Command) -> None:
         ended = light("inspect", str(tmp_path), *flags)
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.startswith(f"selfdraft: {tmp_path}: model_type 'llama' is not supported; supported: ")
+
+
+def test_what_a_load_would_refuse(variant: Callable[..., Path], light: Command) -> None:
+    """Not said to run: not here, nor by `models` and `doctor`."""
+    folder = variant(change=lambda head: {**head, "model.layers.99.norm.weight": mx.ones(2)})
+    ended = light("inspect", str(folder))
+    assert (ended.code, ended.out) == (1, "")
+    assert "surplus model.layers.99.norm.weight" in ended.err
+    found = described(str(folder), folder, Settings(), "folder")
+    assert "surplus model.layers.99.norm.weight" in found.problem
+    assert "surplus model.layers.99.norm.weight" in light("doctor", "--model", str(folder)).out
+
+
+def test_sampling_defaults_that_cannot_be(variant: Callable[..., Path], light: Command) -> None:
+    folder = variant()
+    (folder / "generation_config.json").write_text('{"temperature": "hot"}')
+    ended = light("inspect", str(folder))
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith(f"selfdraft: {folder / 'generation_config.json'}: temperature must be")
+
+
+def test_kinds_are_counted_of_the_trunk_alone(tmp_path: Path, report: Callable[..., dict[str, Any]]) -> None:
+    """Step-3.5 lists the layers of its head behind them."""
+    body = report(write_family(FAMILIES["step3p5"], tmp_path))
+    assert sum(body["layer_types"].values()) == body["layers"] == 4

@@ -122,6 +122,15 @@ def test_for_people(hub: FakeHub, tmp_path: Path, model: Path, light: Command) -
     assert f"{broken} cannot run: model_type 'llama' is not supported" in ended.err
 
 
+def test_a_name_does_not_drive_the_terminal(hub: FakeHub, tmp_path: Path, model: Path, light: Command) -> None:
+    broken = shutil.copytree(model, tmp_path / "models/red\x1b[31m\nrow")
+    (broken / "config.json").write_text('{"model_type": "llama"}')
+    ended = light("models")
+    assert "\x1b" not in ended.out + ended.err
+    assert "red\\x1b[31m\\nrow" in ended.out
+    assert "red\\x1b[31m row cannot run" in ended.err
+
+
 def test_what_is_too_big_is_said(hub: FakeHub, light: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("selfdraft.memory.free_memory", lambda: 400_000_000)
     assert "TOO BIG: " in light("models").out

@@ -452,7 +452,12 @@ def config_twice(files: Files) -> Files:
     return files | {"config.json": files["config.json"].replace(b"{", b'{"vocab_size": 17, ', 1)}
 
 
-@pytest.mark.parametrize("broken", [truncated, without_a_shard, a_pickle, config_twice])
+def config_of_another(files: Files) -> Files:
+    config = json.loads(files["config.json"])
+    return files | {"config.json": json.dumps(config | {"intermediate_size": 96}).encode()}
+
+
+@pytest.mark.parametrize("broken", [truncated, without_a_shard, a_pickle, config_twice, config_of_another])
 def test_a_checkpoint_broken_on_the_hub_leaves_nothing_behind(
     hub: FakeHub, files: Files, light: Command, broken: Any
 ) -> None:

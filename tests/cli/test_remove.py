@@ -73,6 +73,18 @@ def test_one_revision_of_several(hub: FakeHub, files: Files, light: Command) -> 
     assert not repository_folder(ID).exists()
 
 
+def test_a_copy_under_another_name_stays(hub: FakeHub, files: Files, light: Command) -> None:
+    """A repository that was duplicated on the Hub has the same commits."""
+    copies = [f"{name}/copy" for name in "abcdefgh"]  # in whatever order the cache is gone through
+    for copy in copies:
+        hub.put(copy, files)
+        light("pull", copy)
+    assert find_model(copies[0]).name == find_model(ID).name
+    assert light("remove", "--yes", ID).code == 0
+    assert not repository_folder(ID).exists()
+    assert all((find_model(copy) / "config.json").exists() for copy in copies)
+
+
 def test_a_folder_of_the_cache(hub: FakeHub, files: Files, light: Command) -> None:
     old = find_model(ID)
     hub.put(ID, files | {"generation_config.json": b"{}"})

@@ -55,6 +55,7 @@ def test_settings_that_cannot_be_used(examined: Examined, stored: Path, text: st
     assert found.status == "fail"
     assert said in found.observed
     assert found.observed.count(said) == 1
+    assert str(stored) in found.fix  # `settings set` cannot mend what it cannot read
     assert only(examined("port")).status in ("ok", "warn")  # goes on with defaults
 
 

@@ -317,7 +317,7 @@ def test_nan_in_a_draft_that_nobody_asked_for(inner: Any, text: list[int]) -> No
     ("asked", "param", "words"),
     [
         (request([], depth=0), "prompt", ["empty"]),
-        (request([1, 99, 2], depth=0), "prompt", ["99", "16"]),
+        (request([1, 99, 2], depth=0), "prompt", ["99", "16", "tokenizer of another model"]),
         (request([1, -1], depth=0), "prompt", ["-1", "16"]),
         (request([1], depth=9), "depth", ["9", "0..8"]),
         (request([1], depth=0, logit_bias={16: 1.0}), "logit_bias", ["16"]),

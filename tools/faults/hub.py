@@ -229,4 +229,11 @@ FAULTS = [
         "        pass\n",
         _REMOVE,
     ),
+    Fault(
+        "a copy of a repository goes in its place",
+        "hub/cache.py",
+        "        found = _scan(self.repository)\n",
+        "        found = _scan()\n",
+        _REMOVE,
+    ),
 ]

@@ -211,4 +211,18 @@ FAULTS = [
         "pass",
         "tests/models/test_families.py -k dsa",
     ),
+    Fault(
+        "layers of the head are counted as the trunk's",
+        "cli/inspect.py",
+        '[: config["num_hidden_layers"]]',
+        "[:]",
+        "tests/cli/test_inspect.py -k kinds",
+    ),
+    Fault(
+        "names of files drive the terminal",
+        "cli/terminal.py",
+        'if unicodedata.category(each) == "Cc" else each',
+        "if not each else each",
+        "tests/cli/test_models.py -k terminal",
+    ),
 ]
