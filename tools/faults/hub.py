@@ -6,7 +6,7 @@ from .fault import Fault
 
 __all__ = ["FAULTS"]
 
-_PULL = "tests/cli/test_pull.py"
+_PULL = "tests/cli/pull"
 _MODELS = "tests/cli/test_models.py"
 _REMOVE = "tests/cli/test_remove.py"
 
