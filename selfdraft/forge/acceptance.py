@@ -41,7 +41,7 @@ class Acceptance:
 
     Attributes:
         by_depth: chance that a draft is kept at depth 1, 2, ..., given that those before were.
-        expected: tokens of cycles of full depth, summed over the positions of each text.
+        expected: tokens of cycles of full depth, summed over the positions of all answers to a prompt.
         positions: how many these are.
     """
 
@@ -57,12 +57,12 @@ class Acceptance:
     def over(self, other: Acceptance) -> tuple[float, float]:
         """How many more tokens a cycle has than with another head on the same texts, and the standard error of that.
 
-        Positions of one text are alike, so the error is that of a ratio over texts (linearised).
+        Answers to one prompt are alike, so the error is that of a ratio over prompts (linearised).
         """
         more = self.expected - other.expected
         mean = more.sum() / self.positions.sum()
-        apart, texts = more - mean * self.positions, len(more)
-        error = (texts / (texts - 1) * (apart**2).sum()) ** 0.5 / self.positions.sum() if texts > 1 else np.inf
+        apart, prompts = more - mean * self.positions, len(more)
+        error = (prompts / (prompts - 1) * (apart**2).sum()) ** 0.5 / self.positions.sum() if prompts > 1 else np.inf
         return float(mean), float(error)
 
 
@@ -132,16 +132,22 @@ def measure(
             tell(done)
     finally:
         model.mtp = own
-    return {name: _summary(chances[name], reached[name]) for name in heads}
+    prompts = [text.ids[: text.begin] for text in texts]
+    return {name: _summary(chances[name], reached[name], prompts) for name in heads}
 
 
-def _summary(chances: Sequence[np.ndarray], reached: Sequence[np.ndarray]) -> Acceptance:
+def _summary(
+    chances: Sequence[np.ndarray], reached: Sequence[np.ndarray], prompts: Sequence[tuple[int, ...]]
+) -> Acceptance:
     """Of [starts, depth] a text: chances that a draft is kept, and that it is made."""
     kept = np.array([(chance * made).sum(axis=0) for chance, made in zip(chances, reached, strict=True)])
     made = np.array([each.sum(axis=0) for each in reached])
-    positions = np.array([len(each) for each in reached])
     by_depth = kept.sum(axis=0) / np.maximum(made.sum(axis=0), np.finfo(np.float32).tiny)
-    return Acceptance(tuple(by_depth.tolist()), positions + kept.sum(axis=1), positions)
+    places = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
+    of = [places[prompt] for prompt in prompts]
+    positions = np.array([len(each) for each in reached])
+    expected = np.bincount(of, positions + kept.sum(axis=1))
+    return Acceptance(tuple(by_depth.tolist()), expected, np.bincount(of, positions))
 
 
 class _Trunk:

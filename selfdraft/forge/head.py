@@ -74,8 +74,10 @@ class HeadOutcome:
                 "over_calibrated": {"tokens_per_cycle": round(more, 3), "standard_error": round(error, 3)},
                 "bytes": self.nbytes[way],
             }
-        on = f"{self.texts} answers of the trunk at temperature {TEMPERATURE}, every position of each"
-        return {"kept": self.kept, "ways": ways, "measured_on": f"{on}; calibrated on {len(CALIBRATION)} others"}
+        on = (
+            f"{self.texts} answers of the trunk to {len(HELD_OUT)} prompts at temperature {TEMPERATURE}, every position"
+        )
+        return {"kept": self.kept, "ways": ways, "measured_on": f"{on}; calibrated on {len(CALIBRATION)} other prompts"}
 
 
 def make_head(work: Path, wanted: Plan, recipe: Recipe, progress: Progress) -> HeadOutcome | None:

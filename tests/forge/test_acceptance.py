@@ -100,8 +100,22 @@ def test_the_head_in_place_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.mtp is own
 
 
+def test_answers_to_one_prompt_are_counted_together() -> None:
+    model: Any = nano_model(sharpness=2.0)
+    first, again = Text((3, 1, 4, 1, 5, 9, 2, 6), begin=3), Text((3, 1, 4, 7, 7, 9, 2, 6, 1), begin=3)
+    other = Text((3, 1, 2, 7, 7, 9, 2, 6, 1), begin=3)
+
+    def measured(*texts: Text) -> Acceptance:
+        return measure(model, {"own": model.mtp}, texts, depth=2)["own"]
+
+    found = measured(first, other, again)
+    assert found.positions.tolist() == [4 + 5, 5]
+    assert np.isclose(found.expected[0], measured(first).expected[0] + measured(again).expected[0])
+    assert np.isclose(found.expected[1], measured(other).expected[0])
+
+
 def test_differences_have_an_error() -> None:
-    """Of a ratio over texts: two that agree but for their length tell more than two that do not."""
+    """Of a ratio over prompts: two that agree but for their length tell more than two that do not."""
     positions = np.array([10, 30, 20])
     first = Acceptance((0.5,), np.array([25.0, 75.0, 50.0]), positions)
     same = Acceptance((0.5,), np.array([20.0, 60.0, 40.0]), positions)
