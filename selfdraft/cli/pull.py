@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -87,7 +89,7 @@ def _amount(planned: Plan) -> str:
 def _fetch(planned: Plan) -> None:
     """Pull, and tell how it goes: on a terminal by a bar, else by lines."""
     from ..hub.pull import Watch, pull
-    from ..models.checkpoint import accept, classify
+    from ..models.checkpoint import Companion, accept, classify
 
     name = planned.listing.model
     with Bar(f"pulling {name}", "bytes") as bar:
@@ -100,11 +102,16 @@ def _fetch(planned: Plan) -> None:
         def damaged(file: RemoteFile) -> None:
             say(f"{file.name} is not what the Hub lists: removed, and fetched again")
 
+        def judge(folder: Path, files: Sequence[str]) -> None:
+            with suppress(Companion):  # which is fetched for the model that it belongs to
+                accept(folder, files)
+
         def examine(folder: Path) -> None:
-            classify(folder)
+            with suppress(Companion):
+                classify(folder)
 
         try:
-            pull(planned, Watch(progress, damaged), accept=accept, examine=examine)
+            pull(planned, Watch(progress, damaged), accept=judge, examine=examine)
         except KeyboardInterrupt:
             bar.stop()
             say(f"stopped; what was fetched stays, and `selfdraft pull {name}` goes on from there")
@@ -130,6 +137,15 @@ def _what_runs(found: FoundModel) -> tuple[dict[str, object], list[tuple[str, st
     from ..models.checkpoint import classify
     from .inspect import depth_limit, runs
 
+    pinned = ("model", f"{found.name}, pinned to {found.commit}")
+    size = ("size", f"{gigabytes(found.disk)}, every file verified")
+    if found.problem:  # a head alone: all else was refused
+        return {"pinned": True, "problem": found.problem}, [
+            pinned,
+            ("folder", str(found.folder)),
+            size,
+            ("note", found.problem),
+        ]
     checkpoint = classify(found.folder)
     depth, free = depth_limit(checkpoint), free_memory()
     head = f"none that can be used: {found.head}" if found.head else "usable"
@@ -145,9 +161,9 @@ def _what_runs(found: FoundModel) -> tuple[dict[str, object], list[tuple[str, st
         "fits_memory": fits,
     }
     rows = [
-        ("model", f"{found.name}, pinned to {found.commit}"),
+        pinned,
         ("folder", str(found.folder)),
-        ("size", f"{gigabytes(found.disk)}, every file verified"),
+        size,
         ("MTP head", head),
         ("depth limit", str(depth)),
         ("memory", f"{'fits' if fits else 'TOO BIG'}: needs {gigabytes(found.memory)} of {gigabytes(free)} free"),

@@ -17,7 +17,8 @@ import mlx.core as mx
 
 from ..device import choose_dtype
 from ..errors import CheckpointError
-from ..models.checkpoint import Checkpoint, classify, weight_files
+from ..models.checkpoint import Checkpoint, classify
+from ..models.folder import weight_files
 from ..models.loader import build_model, stored_as
 from ..models.probe import PROBE_TEXT, why_foreign
 from ..models.tensor_header import entries

@@ -12,8 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..errors import CheckpointError
-from ..models.checkpoint import HEAD, Checkpoint, weight_files
+from ..models.checkpoint import HEAD, Checkpoint
 from ..models.fit import stored_format
+from ..models.folder import weight_files
 from ..models.loader import always_fp32
 from ..models.tensor_header import Entry, entries
 from .recipe import DENSE, Recipe

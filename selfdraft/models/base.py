@@ -13,7 +13,16 @@ import mlx.nn as nn
 
 from ..state import Captured, RowState
 
-__all__ = ["COMPANION", "Architecture", "Model", "architecture", "model_types", "register", "runs_ahead"]
+__all__ = [
+    "COMPANION",
+    "Architecture",
+    "Model",
+    "architecture",
+    "is_companion",
+    "model_types",
+    "register",
+    "runs_ahead",
+]
 
 
 class Model(Protocol):
@@ -114,6 +123,7 @@ class Architecture:
         fp8_rows: parameter name, text config -> after how many rows blocks of an FP8 weight may begin anew, or None.
         companion: where the head is a checkpoint of its own: what its name has behind the trunk's, as "-assistant".
             Its configuration is then the field `COMPANION` of the text config.
+        companion_types: `model_type` values of such a checkpoint.
     """
 
     model_types: tuple[str, ...]
@@ -126,6 +136,7 @@ class Architecture:
     required: tuple[str, ...] = ("model.embed_tokens.weight",)
     fp8_rows: Callable[[str, Mapping[str, Any]], int | None] = lambda name, config: None
     companion: str = ""
+    companion_types: tuple[str, ...] = ()
 
 
 # Field of a text config: the configuration of the checkpoint that holds the head.
@@ -144,6 +155,12 @@ def architecture(model_type: str) -> Architecture | None:
     """The architecture that serves a `model_type`, or None."""
     _import_all()
     return _REGISTRY.get(model_type)
+
+
+def is_companion(model_type: str) -> bool:
+    """Whether a checkpoint of this `model_type` is the head of another, and no model."""
+    _import_all()
+    return any(model_type in family.companion_types for family in _REGISTRY.values())
 
 
 def model_types() -> Iterable[str]:

@@ -7,7 +7,7 @@ Weights are mapped, not read: names, shapes and dtypes come from the safetensors
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +19,19 @@ from mlx.utils import tree_flatten
 
 from ..errors import CheckpointError
 from . import foreign
-from .base import COMPANION, Architecture, architecture, model_types
+from .base import COMPANION, Architecture, architecture, is_companion, model_types
 from .fit import describe_misfits, misfits, quantise_as_stored
-from .strict_json import parse
+from .folder import companion_of, indexed, read_json, refuse_incomplete, weight_files
 from .tensor_header import entries
 
-__all__ = ["Checkpoint", "HeadReport", "accept", "classify", "norm_convention", "read_json", "weight_files"]
+__all__ = [
+    "Checkpoint",
+    "Companion",
+    "HeadReport",
+    "accept",
+    "classify",
+    "norm_convention",
+]
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
 HEAD = "mtp."
@@ -33,7 +40,9 @@ _UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, Type
 _MOST_LAYERS = 4096  # layers are built to learn their shapes: a number out of all reason would never end
 _EXPERTS = re.compile(r"\.switch_mlp\.\w+\.weight$")
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+class Companion(CheckpointError):
+    """A head that is a checkpoint of its own, in the place of a model."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class Checkpoint:
     @property
     def companion(self) -> Path | None:
         """The checkpoint that the head is, where that is one of its own."""
-        return _companion(self.folder, self.architecture)
+        return companion_of(self.folder, self.architecture.companion)
 
     @property
     def quantised(self) -> bool:
@@ -180,19 +189,24 @@ def accept(folder: Path, files: Collection[str]) -> None:
     """
     _, text_config, family, _ = _configured(folder)
     _module(folder, family, text_config)
-    listed = _indexed(folder)
+    listed = indexed(folder)
     if listed is None:
         listed = [name for name in files if name.startswith("model") and name.endswith(".safetensors")]
-    _refuse_incomplete(folder, listed, files)
+    refuse_incomplete(folder, listed, files)
 
 
 def _configured(folder: Path) -> tuple[dict[str, Any], dict[str, Any], Architecture, list[str]]:
     """The configuration, its text part, the family that this names, and what a user should know."""
     config = read_json(folder / "config.json")
     text_config = {**config, **_object(config["text_config"], folder)} if "text_config" in config else config
+    if is_companion(str(config.get("model_type"))):
+        raise Companion(
+            f"{folder}: this is the head of another model ({config['model_type']}), which drafts with it once it lies "
+            "beside that: load the model itself"
+        )
     family = _family(text_config, folder)
     notes = _foreign_quantisation(text_config, folder)
-    companion = _companion(folder, family)
+    companion = companion_of(folder, family.companion)
     if companion:
         text_config = {**text_config, COMPANION: read_json(companion / "config.json")}
     layers = text_config.get("num_hidden_layers")
@@ -225,7 +239,7 @@ def _stored(
 ) -> tuple[dict[str, mx.array], Literal["embedded", "separate", "none"]]:
     """Our names of what the folder holds, mapped and not read, and where its head is."""
     listed, separate = weight_files(folder)
-    companion = _companion(folder, family)
+    companion = companion_of(folder, family.companion)
     if companion:
         separate += weight_files(companion)[0]
     tensors = _canonical(listed, family, text_config, notes)
@@ -262,25 +276,6 @@ def norm_convention(weights: Iterable[mx.array], otherwise: NormConvention) -> N
     return otherwise
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of a checkpoint.
-
-    Raises:
-        CheckpointError: no such file, or no JSON object in it.
-    """
-    if path.exists() and not path.is_file():
-        raise CheckpointError(f"{path}: is no file; fetch the checkpoint again")  # reading a pipe would wait for ever
-    try:
-        body = parse(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path.parent}: no {path.name} there; a model folder has one") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); fetch the checkpoint again") from error
-    if not isinstance(body, dict):
-        raise CheckpointError(f"{path}: holds {type(body).__name__}, not a JSON object")
-    return body
-
-
 def _object(value: Any, folder: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{folder}: text_config in config.json is {type(value).__name__}, not a JSON object")
@@ -311,64 +306,6 @@ def _foreign(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     if not isinstance(settings, dict):
         raise CheckpointError(f"config.json: quantization_config is {settings!r}, not a JSON object")
     return None if "quantization" in config or "quant_method" not in settings else settings
-
-
-def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Files of the checkpoint proper, and head files lying beside it."""
-    beside = sorted(folder.glob("mtp*.safetensors"))
-    indexed = _indexed(folder)
-    listed = sorted(folder.glob("model*.safetensors")) if indexed is None else [folder / name for name in indexed]
-    for path in (*listed, *beside):
-        if (path.exists() or path.is_symlink()) and not path.is_file():
-            raise CheckpointError(f"{path}: is no file, or a link to none; fetch the checkpoint again")
-    there = [path.name for path in folder.iterdir() if path.exists()]
-    _refuse_incomplete(folder, [path.name for path in listed], there)
-    return listed, [path for path in beside if path not in listed]
-
-
-def _indexed(folder: Path) -> list[str] | None:
-    """The files that the index names; None without one."""
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return None
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{index}: weight_map does not map tensors to files; fetch the checkpoint again")
-    files = sorted(set(weight_map.values()))
-    for name in files:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{index}: weight_map names {name!r}, which is no safetensors file of this folder")
-    return files
-
-
-def _refuse_incomplete(folder: Path, listed: Sequence[str], there: Collection[str]) -> None:
-    missing = [name for name in listed if name not in there]
-    if missing:
-        raise CheckpointError(f"{folder}: {missing[0]} is named in the index but missing; fetch the checkpoint again")
-    if not listed:
-        raise CheckpointError(f"{folder}: no model*.safetensors there; {_instead(there)}")
-
-
-def _instead(there: Collection[str]) -> str:
-    """What a folder holds in the place of weights that are read."""
-    if pickles := sorted(name for name in there if name.endswith(_PICKLES)):
-        return f"{pickles[0]} is a pickle, which can run code when it is read: fetch a checkpoint in safetensors"
-    return "other weight formats are not read: fetch a checkpoint in safetensors"
-
-
-def _companion(folder: Path, family: Architecture) -> Path | None:
-    """The checkpoint that holds the head: below the folder, beside it, or beside it in the cache of the Hub."""
-    ending = family.companion
-    if not ending:
-        return None
-    places = [folder / ending.strip("-"), folder.with_name(folder.name + ending)]
-    if folder.parent.name == "snapshots":
-        repository = folder.parent.parent
-        other = repository.with_name(repository.name + ending)
-        newest = other / "refs" / "main"
-        if newest.is_file():
-            places.append(other / "snapshots" / newest.read_text(encoding="utf-8").strip())
-    return next((place for place in places if (place / "config.json").is_file()), None)
 
 
 def _assembled(

@@ -391,6 +391,7 @@ register(
         canonical=_canonical,
         assemble=_assemble,
         companion="-assistant",
+        companion_types=("gemma4_assistant", "gemma4_unified_assistant"),
         verified="trunk and assistant: transformers",
     )
 )

@@ -16,7 +16,8 @@ import mlx.nn as nn
 import pytest
 
 from selfdraft import CheckpointError, InvalidRequest, SamplingParams, load
-from selfdraft.models.checkpoint import classify, read_json
+from selfdraft.models.checkpoint import classify
+from selfdraft.models.folder import read_json
 from selfdraft.models.loader import build_model
 from selfdraft.source import REFERENCE, find_model
 from tests.support.checkpoints import (

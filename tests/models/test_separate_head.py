@@ -16,7 +16,8 @@ import pytest
 
 from selfdraft import LLM, CheckpointError, SamplingParams, load
 from selfdraft.models.base import Model
-from selfdraft.models.checkpoint import classify, read_json
+from selfdraft.models.checkpoint import classify
+from selfdraft.models.folder import read_json
 from selfdraft.models.probe import LEAST_ACCEPTANCE, probe_acceptance
 from selfdraft.source import REFERENCE, find_model
 from tests.support.checkpoints import Tensors, add_text_side, is_zero_centred, renamed, save, tensors_of

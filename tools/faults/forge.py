@@ -101,7 +101,7 @@ FAULTS = [
     ),
     Fault(
         "a pickle is no more than another format",
-        "models/checkpoint.py",
+        "models/folder.py",
         '_PICKLES = (".bin",',
         "_PICKLES = (",
         f"{_BAD} -k pickle",

@@ -161,7 +161,7 @@ FAULTS = [
     ),
     Fault(
         "an index may name files elsewhere",
-        "models/checkpoint.py",
+        "models/folder.py",
         'if Path(name).name != name or not name.endswith(".safetensors"):',
         "if False:",
         _PULL,

@@ -173,7 +173,7 @@ FAULTS = [
     ),
     Fault(
         "an assistant beside its model is not found",
-        "models/checkpoint.py",
+        "models/folder.py",
         'places = [folder / ending.strip("-"), folder.with_name(folder.name + ending)]',
         'places = [folder / ending.strip("-")]',
         _GEMMA,

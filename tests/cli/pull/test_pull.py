@@ -16,11 +16,17 @@ from typing import Any
 
 import pytest
 
+from selfdraft.cli.found_models import find_models
+from selfdraft.errors import CheckpointError
 from selfdraft.hub.cache import cache_folder, repository_folder
 from selfdraft.hub.pins import find_pin, pins_folder
+from selfdraft.models.checkpoint import classify
+from selfdraft.settings import load_settings
 from selfdraft.source import find_model
+from tests.reference.families import FAMILIES
 from tests.server.conftest import within
 from tests.support.checkpoints import add_text_side, save, tensors_of
+from tests.support.forge import write_family
 from tests.support.hub import FakeHub, commit_of, digest_of, files_of
 from tests.support.nano import nano_model
 
@@ -342,3 +348,18 @@ def test_hashes_and_sizes_that_are_none(hub: FakeHub, light: Command, lie: dict[
     assert ended.code == 1
     assert f"the Hub gives {SHARD} the size" in ended.err
     assert not cache_folder().exists()
+
+
+def test_a_head_that_is_a_checkpoint_of_its_own(hub: FakeHub, tmp_path: Path, light: Command) -> None:
+    """It is fetched for the model that it belongs to, and taken for no model itself."""
+    assistant = FAMILIES["gemma4"].assistant
+    assert assistant is not None
+    hub.put(ID, files_of(write_family(assistant, tmp_path / "assistant")))
+    ran = light("pull", ID)
+    assert ran.code == 0
+    assert "this is the head of another model (gemma4_assistant)" in ran.out
+    with pytest.raises(CheckpointError, match="load the model itself"):
+        classify(find_model(ID))
+    assert [each.problem[:32] for each in find_models(load_settings(), places=()) if each.name == ID] == [
+        "this is the head of another mode"
+    ]
