@@ -26,7 +26,9 @@ from tests.support.thermalforge import AS_MAC, StandIn, within
 HOLDER = (
     AS_MAC
     + """
-import sys
+import signal, sys
+for each in (signal.SIGHUP, signal.SIGQUIT):  # which a test run in the background may ignore, and hands down
+    signal.signal(each, signal.SIG_DFL)
 from selfdraft.fans.max_mode import MaxMode
 mode = MaxMode.open("test")
 mode.set_busy(True)
