@@ -26,10 +26,10 @@ def _parity(context: Context) -> Iterator[Finding]:
     if not context.parity:
         yield Finding("parity", "skip", "not measured; --parity does")
         return
-    from ..models.qwen3_5 import MAX_DEPTH
+    from ..models.transformer import RECURRENT_DEPTH
     from .parity_matrix import parity_matrix
 
-    depth = MAX_DEPTH if context.settings.max_depth is None else context.settings.max_depth
+    depth = RECURRENT_DEPTH if context.settings.max_depth is None else context.settings.max_depth
     for each in parity_matrix(depth + 1):
         yield _finding(each)
 

@@ -7,6 +7,7 @@ and 0 for the others, every rejection rule is exact, and what is left out is emi
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -54,9 +55,9 @@ class Projecting:
 
     _few_drafts: _Projections | None = None
 
+    @abstractmethod
     def output_layer(self) -> Any:
         """The output projection: a linear layer, or a tied embedding."""
-        raise NotImplementedError
 
     def draft_layers(self) -> Sequence[Any]:
         """The output projection of each step's drafts; the last is also that of all steps after it."""

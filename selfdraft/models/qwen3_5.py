@@ -25,11 +25,9 @@ from .draft_projection import Projecting
 from .few_rows import Entrance, GatedMLP, Normed, joined
 from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
+from .transformer import RECURRENT_DEPTH
 
 __all__ = ["Experts", "Qwen35", "Qwen35Args", "assemble", "canonical", "zero_centred"]
-
-# The head is recurrent: nothing in the checkpoint bounds the depth. Past 8 no published head pays.
-MAX_DEPTH = 8
 
 _WHOLE_NUMBERS = (
     "vocab_size",
@@ -342,7 +340,7 @@ class Qwen35(Projecting, nn.Module):
             self.mtp = Head(args)
         self.vocab_size = args.vocab_size
         self.context_length = args.context_length
-        self.max_depth = MAX_DEPTH if with_head else 0
+        self.max_depth = RECURRENT_DEPTH if with_head else 0
 
     def new_state(self) -> RowState:
         return RowState(self._state_shape())
