@@ -17,9 +17,10 @@ from mlx_lm.models.glm4_moe import DecoderLayer, ModelArgs
 
 from ..state import KeyValueShape
 from .base import Architecture, register
-from .config import check_routing, layer_args, positive_number, whole_number, with_rope
+from .config import check_routing, layer_args, positive_number, with_rope
+from .deepseek_v3 import canonical
 from .experts import stack_experts
-from .mtp_modules import ModuleArgs, module_name
+from .mtp_modules import ModuleArgs
 from .transformer import RECURRENT_DEPTH, Shape, Transformer, Trunk
 
 __all__ = ["build"]
@@ -71,10 +72,6 @@ def build(config: Mapping[str, Any], with_head: bool) -> Transformer:
     return Transformer(shape, trunk, (ModuleArgs(args.hidden_size, norm), [block]))
 
 
-def _canonical(name: str, config: Mapping[str, Any]) -> str | None:
-    return module_name(name, whole_number(config, "num_hidden_layers"))
-
-
 def _assemble(tensors: dict[str, mx.array], _: Mapping[str, Any]) -> dict[str, mx.array]:
     return stack_experts(tensors)
 
@@ -83,7 +80,7 @@ register(
     Architecture(
         model_types=("glm4_moe",),
         build=build,
-        canonical=_canonical,
+        canonical=canonical,
         assemble=_assemble,
         verified="trunk and head: transformers (MtpModel); deeper drafts: the same layers, chained",
     )
