@@ -24,7 +24,7 @@ BODY = "    // x_shape\n    y[threadIdx.x] = float(x[threadIdx.x]) * 2 + x_shape
 PLAIN = "#include <cuda_bf16.h>\n"  # instead of HEADER, to be compiled
 
 needs_nvrtc = pytest.mark.skipif(
-    importlib.util.find_spec("nvidia") is None and not os.environ.get("SELFDRAFT_SKIP_NOTHING"),
+    importlib.util.find_spec("nvidia") is None and not os.environ.get("TESTS_SKIP_NOTHING"),
     reason="there is no NVRTC: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime",
 )
 

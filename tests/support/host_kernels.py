@@ -53,7 +53,7 @@ _FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fPIC", "-
 _COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 needs_compiler = pytest.mark.skipif(
-    _COMPILER is None and not os.environ.get("SELFDRAFT_SKIP_NOTHING"), reason="there is no C++ compiler"
+    _COMPILER is None and not os.environ.get("TESTS_SKIP_NOTHING"), reason="there is no C++ compiler"
 )
 
 
