@@ -62,7 +62,10 @@ class LLM:
         notes: lines a user should read, such as why it decodes without a head.
         max_depth: deepest draft; 0 means plain decoding only.
         context_length: most tokens of prompt and answer together.
+        vision: whether it reads images.
     """
+
+    vision: bool = False
 
     def __init__(
         self,
