@@ -2,7 +2,8 @@
 
 SelfdraftError
 ├── InvalidRequest      the caller's input: a parameter, a prompt, a message list
-│   └── ContextOverflow prompt longer than the model's context
+│   ├── ContextOverflow prompt longer than the model's context
+│   └── ImageTooLarge   an image with more bytes or pixels than are accepted
 ├── CheckpointError     a model folder or file that cannot be used
 │   ├── ModelNotFound   nothing under that name, here or on the Hub
 │   └── DownloadFailed  a model that could not be fetched whole
@@ -18,6 +19,7 @@ __all__ = [
     "ContextOverflow",
     "DownloadFailed",
     "FanError",
+    "ImageTooLarge",
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
@@ -40,6 +42,10 @@ class InvalidRequest(SelfdraftError):
 
 class ContextOverflow(InvalidRequest):
     """The prompt does not fit the model's context."""
+
+
+class ImageTooLarge(InvalidRequest):
+    """An image with more bytes or pixels than are accepted."""
 
 
 class CheckpointError(SelfdraftError):
