@@ -29,8 +29,9 @@ from .multimodal_rope import Rotation, multimodal_rope
 from .spliced import Spliced
 from .transformer import RECURRENT_DEPTH
 
-__all__ = ["Experts", "Qwen35", "Qwen35Args", "assemble", "canonical", "zero_centred"]
+__all__ = ["Experts", "Qwen35", "Qwen35Args", "assemble", "canonical", "tower", "zero_centred"]
 
+_TOWER = re.compile(r"(model\.)?(visual|vision_tower|vision_model)\.")
 _WHOLE_NUMBERS = (
     "vocab_size",
     "hidden_size",
@@ -253,7 +254,7 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
         self.layers = [DecoderLayer(args, kind, index) for index, kind in enumerate(args.layer_types)]
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
-        self._rope = multimodal_rope(args.attention.rope_dims, args.attention.rope_theta, args.attention.rope_scaling)
+        self.multimodal_rope = multimodal_rope(args.attention.rope_dims, args.attention.rope_theta, args.attention.rope_scaling)
         self._few: FewTokens | None = None
 
     def join(self) -> None:
@@ -299,8 +300,8 @@ class Trunk(nn.Module):
     ) -> Sequence[int] | Rotation:
         """Rotary positions, as `GatedAttention` takes them, of tokens whose entries begin at `offsets`."""
         if spliced is not None:
-            assert self._rope is not None
-            return self._rope.at(spliced.positions)
+            assert self.multimodal_rope is not None
+            return self.multimodal_rope.at(spliced.positions)
         return [offset + row.rope_delta for row, offset in zip(rows, offsets, strict=True)]
 
 
@@ -414,6 +415,11 @@ class Qwen35(Projecting, nn.Module):
             return False
         return self.model.takes(rows, tokens) and self.mtp.takes(rows, tokens)
 
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether `forward` and `draft` take `spliced`."""
+        return self.model.multimodal_rope is not None
+
     def output_layer(self) -> Any:
         return self.model.embed_tokens if self.args.tied else self.lm_head
 
@@ -434,7 +440,7 @@ class Qwen35(Projecting, nn.Module):
 
 def canonical(name: str, _: Mapping[str, Any]) -> str | None:
     """Our name of a checkpoint's tensor; None for the parts of a multimodal checkpoint that are not text."""
-    if re.match(r"(model\.)?(visual|vision_tower|vision_model)\.", name):
+    if _TOWER.match(name):
         return None
     name = re.sub(r"^(model\.language_model|language_model\.model)\.(?=mtp\.)", "", name)
     name = re.sub(r"^(model|language_model)\.(?=mtp\.)", "", name)
@@ -442,6 +448,12 @@ def canonical(name: str, _: Mapping[str, Any]) -> str | None:
         return name
     name = re.sub(r"^(model\.language_model|language_model\.model)\.", "model.", name)
     return re.sub(r"^language_model\.(?=lm_head\.)", "", name)
+
+
+def tower(name: str) -> str | None:
+    """mlx-vlm's name of a vision tower's tensor; None for any other."""
+    found = _TOWER.match(name)
+    return name[found.end() :] if found else None
 
 
 def zero_centred(name: str) -> bool:
@@ -465,6 +477,7 @@ register(
         build=lambda config, with_head: Qwen35(Qwen35Args.from_config(config), with_head),
         canonical=canonical,
         verified="trunk: transformers; head: its published formula on transformers' layers; a trained checkpoint",
+        tower=tower,
         assemble=assemble,
         zero_centred=zero_centred,
     )
