@@ -65,10 +65,7 @@ class LLM:
         weights_bytes: of all weights in memory.
         max_depth: deepest draft; 0 means plain decoding only.
         context_length: most tokens of prompt and answer together.
-        vision: whether it reads images.
     """
-
-    vision: bool = False
 
     def __init__(
         self,
@@ -295,6 +292,11 @@ class LLM:
     def vision(self) -> bool:
         """Whether it reads images."""
         return self.tower is not None
+
+    @property
+    def blind(self) -> str:
+        """Why it reads no images; empty if it does."""
+        return self._vision.reason
 
     @property
     def session_bytes(self) -> int:

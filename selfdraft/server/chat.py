@@ -50,7 +50,7 @@ class Chats:
             SelfdraftError: it is refused.
         """
         self._service.check_room(job.n)
-        job = await self._pictures.read(job, vision=self._service.llm.vision)
+        job = await self._pictures.read(job, blind=self._service.llm.blind)
         prompted, answers, writers = await asyncio.to_thread(self._prepare, job)
         return Answers(self._service, self._service.submit(answers), writers, len(prompted.tokens))
 
@@ -60,7 +60,7 @@ class Chats:
         Raises:
             InvalidRequest: no template, or one that refuses the messages; an image that is refused.
         """
-        job = await self._pictures.read(job, vision=self._service.llm.vision)
+        job = await self._pictures.read(job, blind=self._service.llm.blind)
         return (await asyncio.to_thread(self.prompt, job, answered=False)).tokens
 
     def prompt(self, job: ChatJob, *, answered: bool = True) -> Prompted:

@@ -36,11 +36,11 @@ class Pictures:
         self._fetcher = (fetcher or Fetcher(self._limits.bytes)) if settings.remote_images else None
         self._places = asyncio.Semaphore(_AT_ONCE)
 
-    async def read(self, job: ChatJob, *, vision: bool) -> ChatJob:
+    async def read(self, job: ChatJob, *, blind: str) -> ChatJob:
         """The job with a `Picture` in the place of every `ImageSource`.
 
         Args:
-            vision: whether the model can see.
+            blind: why the model reads no images; empty if it does.
 
         Raises:
             InvalidRequest: an image and a model that reads none; one that cannot be had or read.
@@ -49,10 +49,10 @@ class Pictures:
         sources = [part["image"] for message in job.messages for part in _parts(message) if _is_image(part)]
         if not sources:
             return job
-        if not vision:
+        if blind:
             raise InvalidRequest(
-                f"{sources[0].where} is an image, and this model reads text only: leave it out, or ask a model with "
-                "vision",
+                f"{sources[0].where} is an image, and this model reads text only ({blind}): leave it out, or ask a "
+                "model with vision",
                 param=_param(sources[0]),
             )
         at_most(sources, self._settings.max_images, _param(sources[0]), "images")
