@@ -144,6 +144,7 @@ ALLOWED = {
         "memory",
         "models",
         "params",
+        "prompts",
         "results",
         "server",
         "sessions",
