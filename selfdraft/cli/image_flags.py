@@ -1,13 +1,14 @@
-"""Flags about the images that a server takes."""
+"""Flags about images: those that a server takes, and those that a prompt is about."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from .flags import flag, whole
 
-__all__ = ["ImageFlags"]
+__all__ = ["ImageFlags", "ShownFlags"]
 
 _IMAGES = "Images"
 
@@ -43,5 +44,19 @@ class ImageFlags:
             "Fetch images that a request names by an http or https address; never from an address that is not public. "
             "Without it a request must hold its images.",
             _IMAGES,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownFlags:
+    """What a prompt is about."""
+
+    image: Annotated[
+        list[Path] | None,
+        flag(
+            "--image",
+            "Image that the prompt is about: PNG, JPEG, WebP, GIF or BMP, for models that read images; repeatable.",
+            metavar="FILE",
         ),
     ] = None

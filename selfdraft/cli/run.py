@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from .command import command
 from .figures import Tally
 from .flags import ChatFlags, EngineFlags, TraceFlags, flag, whole
 from .image_files import content, image_part
+from .image_flags import ShownFlags
 from .sampling_flags import SamplingFlags
 from .session import check_thinking, decoded, is_terminal, open_model, opens_reasoning, report_profile, stream
 from .terminal import dim
@@ -33,14 +33,7 @@ def run(
     ] = None,
     *,
     chat: ChatFlags,
-    image: Annotated[
-        list[Path] | None,
-        flag(
-            "--image",
-            "Image that the prompt is about: PNG, JPEG, WebP, GIF or BMP, for models that read images; repeatable.",
-            metavar="FILE",
-        ),
-    ] = None,
+    shown: ShownFlags,
     raw: Annotated[
         bool,
         flag(
@@ -76,11 +69,11 @@ def run(
     params = sampling.params(logprobs)
     if logprobs is not None and not as_json:
         raise typer.BadParameter("needs --json: plain text has no place for them", param_hint="'--logprobs'")
-    if raw and (chat.system is not None or chat.think or image):
+    if raw and (chat.system is not None or chat.think or shown.image):
         raise typer.BadParameter(
             "goes without --system, --think and --image, which are the chat template's", param_hint="'--raw'"
         )
-    images = [image_part(path) for path in image or ()]
+    images = [image_part(path) for path in shown.image or ()]
     text = _read(prompt, raw)
 
     once = engine.settings().model_copy(update={"session_cache_max_bytes": 0})  # no turn follows
