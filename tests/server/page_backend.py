@@ -60,7 +60,9 @@ class Backend:
         async def models(request: Request) -> Response:
             model = {"id": "nano-mtp", "max_model_len": 4096, "max_output_tokens": 1024, "max_depth": 5}
             seen = ["text", "image"] if self.vision else ["text"]
-            return self.refusal(request) or JSONResponse({"data": [{**model, "architecture": {"input_modalities": seen}}]})
+            return self.refusal(request) or JSONResponse(
+                {"data": [{**model, "architecture": {"input_modalities": seen}}]}
+            )
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
