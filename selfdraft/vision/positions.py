@@ -63,7 +63,7 @@ class Places:
             place = self.places[index]
             inside = slice(max(place.start, start) - start, min(place.end, end) - start)
             token, first = numbers[inside] - place.start, place.start + self._deltas[index]
-            positions[:, inside] = first, first, first
+            positions[:, inside] = first
             positions[1, inside] += (token // place.columns).astype(np.int32)
             positions[2, inside] += (token % place.columns).astype(np.int32)
         return positions

@@ -24,7 +24,7 @@ class PictureInputs:
     def __init__(self, tower: Tower, pictures: Sequence[Picture], places: Places, length: int) -> None:
         self._tower = tower
         self._pictures = list(pictures)
-        self._places = places
+        self.places = places
         self._length = length
         self._grids = [tower.grid(picture) for picture in pictures]
         self._embeddings: dict[int, mx.array] = {}
@@ -44,11 +44,11 @@ class PictureInputs:
 
     def outside(self, stop: int) -> bool:
         """Whether the first `stop` tokens hold no part of a picture without the rest."""
-        return all(stop <= place.start or stop >= place.end for place in self._places.places)
+        return all(stop <= place.start or stop >= place.end for place in self.places.places)
 
     def prepare(self, start: int, end: int) -> bool:
         """See `engine.Inputs`: encodes a picture."""
-        for index in self._places.within(start, end):
+        for index in self.places.within(start, end):
             if index not in self._embeddings:
                 self._embeddings[index] = self._tower.encode(self._pictures[index], self._grids[index])
                 return True
@@ -56,25 +56,25 @@ class PictureInputs:
 
     def rope_delta(self, length: int) -> int:
         """See `engine.Inputs`."""
-        return self._places.rope_delta(length)
+        return self.places.rope_delta(length)
 
     def trunk(self, start: int, end: int) -> dict[str, Any]:
         """See `engine.Inputs`."""
-        if not self._places.within(start, end):
+        if not self.places.within(start, end):
             return {}
-        return {"spliced": Spliced(self._spliced(start, end), mx.array(self._places.positions(start, end)))}
+        return {"spliced": Spliced(self._spliced(start, end), mx.array(self.places.positions(start, end)))}
 
     def head(self, start: int, end: int) -> dict[str, Any]:
         """See `engine.Inputs`: a pair has the embedding of its token, and the position of the one before."""
-        if not self._places.within(start - 1, end):
+        if not self.places.within(start - 1, end):
             return {}
-        return {"spliced": Spliced(self._spliced(start, end), mx.array(self._places.positions(start - 1, end - 1)))}
+        return {"spliced": Spliced(self._spliced(start, end), mx.array(self.places.positions(start - 1, end - 1)))}
 
     def _spliced(self, start: int, end: int) -> list[tuple[int, mx.array]]:
         """Embeddings among tokens start .. end - 1, each with its place there."""
         found = []
-        for index in self._places.within(start, end):
-            place = self._places.places[index]
+        for index in self.places.within(start, end):
+            place = self.places.places[index]
             first, last = max(place.start, start), min(place.end, end)
             found.append((first - start, self._embeddings[index][first - place.start : last - place.start]))
         return found
