@@ -11,6 +11,7 @@ from .forge import FAULTS as FORGE
 from .forge_head import FAULTS as FORGE_HEAD
 from .hub import FAULTS as HUB
 from .hybrids import FAULTS as HYBRIDS
+from .images import FAULTS as IMAGES
 from .kernels import FAULTS as KERNELS
 from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
@@ -25,6 +26,7 @@ __all__ = ["FAULTS", "Fault"]
 FAULTS = [
     *ENGINE,
     *SERVER,
+    *IMAGES,
     *SESSIONS,
     *DISK,
     *KERNELS,
