@@ -60,13 +60,13 @@ def choose_vision(checkpoint: Checkpoint, setting: VisionSetting, tokenizer: Tok
     """
     report = inspect_tower(checkpoint) if setting != "off" else _unused(checkpoint)
     number = checkpoint.config.get("image_token_id")
-    token = next((text for text, known in tokenizer.added.items() if known == number), "")
+    token, token_id = next(((text, known) for text, known in tokenizer.added.items() if known == number), ("", 0))
     reason = report.reason
     if not reason and not token:
         reason = f"the tokenizer has no token {number!r}, which config.json names as image_token_id"
     if reason and setting == "on":
         raise CheckpointError(f"{checkpoint.folder}: vision is on, and images cannot be read: {reason}")
-    return VisionChoice(report.tensors > 0, reason, token, number if token else 0)
+    return VisionChoice(report.tensors > 0, reason, token, token_id)
 
 
 def _unused(checkpoint: Checkpoint) -> TowerReport:
