@@ -95,23 +95,30 @@ def test_the_next_turn_goes_on_behind_the_picture(llm: LLM, monkeypatch: pytest.
     assert len(ran) == 2
 
 
-def test_a_new_process_goes_on_behind_the_picture(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_process_goes_on_behind_the_picture(folder: Path, tmp_path: Path) -> None:
     settings = load_settings(ssd_session_cache="on", ssd_session_cache_dir=tmp_path)
-    talk = [asked(CAT, "Tell me a story about a fox.")]
-    restored, texts = [], []
+    talk = [asked(CAT, "Tell me a story about a fox who went to the market and met a hen there. " * 2)]
+    restored = []
     for _ in range(2):
         llm = selfdraft.load(str(folder), settings=settings)
         kept = DiskSessions(llm)
         assert kept.ready(30)
         answer = llm.generate(talk, GREEDY)
-        texts.append(answer.text)
         restored.append(answer.usage.cached_tokens)
         talk = [*talk, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "And then?"}]
         kept.close()
     assert restored[0] == 0
     assert restored[1] > llm.tower.grid(CAT).tokens  # type: ignore[union-attr]
+
+
+def test_ids_of_long_ago_are_recalled_as_tokens(llm: LLM) -> None:
+    prompted = llm.prompted(TALK)
+    end = list(prompted.tokens).index(llm.tokenizer.token_id("<|im_end|>")) + 1
+    llm.prompts.recall("another", prompted.keys[:end])
+    assert llm.prompts._transcripts is not None
+    found = llm.prompts._transcripts.longest("another", prompted.text or "")
+    assert found is not None
+    assert found[1] == list(prompted.tokens[:end])
 
 
 def test_prompts_with_pictures_are_scored(llm: LLM) -> None:
