@@ -5,7 +5,7 @@ pictures up as the tower takes them, `positions.py` knows rotary positions, `pro
 engine, `pictures.py` what templates and tokenizers see. Knows nothing of image files, templates or HTTP.
 """
 
-from .choice import VisionChoice, VisionSetting, choose_vision
+from .choice import VisionChoice, VisionSetting, choose_vision, tower_report
 from .pictures import PicturePrompts, in_messages
 from .prompt import PictureInputs
 from .tower import Tower, TowerReport, inspect_tower, load_tower
@@ -21,4 +21,5 @@ __all__ = [
     "in_messages",
     "inspect_tower",
     "load_tower",
+    "tower_report",
 ]

@@ -185,8 +185,7 @@ def _module(config: Mapping[str, Any]) -> nn.Module:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "mlx_vlm"
         said = "mlx-vlm, which is not installed" if missing else f"mlx-vlm, which cannot be imported ({error})"
         raise CheckpointError(f"reading pictures needs {said}: {NEEDS}") from error
-    names: Any = VisionConfig
-    module: nn.Module = VisionModel(names.from_dict(config))
+    module: nn.Module = VisionModel(VisionConfig.from_dict(config))
     return module
 
 
