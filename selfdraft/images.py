@@ -96,6 +96,8 @@ def read_picture(data: bytes, limits: ImageLimits = ImageLimits()) -> Picture:
             param="image",
         )
     opened = _opener(data)
+    from PIL.Image import DecompressionBombError
+
     try:
         image = opened(io.BytesIO(data))
         _check(image, limits)
@@ -103,6 +105,10 @@ def read_picture(data: bytes, limits: ImageLimits = ImageLimits()) -> Picture:
         return Picture.of(np.asarray(_opaque(_upright(image))))
     except InvalidRequest:
         raise
+    except DecompressionBombError as error:  # of WebP, whose decoder takes the memory as it opens the file
+        raise ImageTooLarge(
+            f"{error} Here at most {limits.pixels:,} are accepted: make it smaller", param="image"
+        ) from error
     except Exception as error:  # decoders raise whatever they stumble over in a hostile file
         raise InvalidRequest(
             f"the image is damaged or cut off ({type(error).__name__}: {str(error)[:120]}); send the whole file",

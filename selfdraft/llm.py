@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt", "sampling_defaults"]
 
-Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompted
 Progress = Callable[[int, int], None]
 
 _SESSION_SHARE = 0.25  # of the memory that the weights leave
@@ -154,7 +154,8 @@ class LLM:
         """Answer a prompt.
 
         Args:
-            prompt: a string is one user message; a list of dicts a conversation; a list of ints raw tokens.
+            prompt: a string is one user message; a list of dicts a conversation; a list of ints raw tokens; what
+                `prompted` made is taken as it is.
             params: what is asked for; fields at None take the checkpoint's defaults.
             raw: take a string as it is, without the chat template.
             enable_thinking: let a template that knows thinking open with it.
@@ -294,6 +295,11 @@ class LLM:
         return self.tower is not None
 
     @property
+    def blind(self) -> str:
+        """Why it reads no images; empty if it does."""
+        return self._vision.reason
+
+    @property
     def session_bytes(self) -> int:
         """Bytes of warm prefixes, which give way to rows."""
         return self.sessions.figures.bytes if self.sessions else 0
@@ -354,6 +360,8 @@ class LLM:
         Raises:
             InvalidRequest: a prompt of no known kind, an invalid conversation, no chat template to render it with.
         """
+        if isinstance(prompt, Prompted):
+            return prompt
         if isinstance(prompt, bytes | bytearray | memoryview):
             raise InvalidRequest(
                 "a prompt of bytes is ambiguous: decode it to a string, or give a list of ids", param="prompt"

@@ -146,6 +146,7 @@ ALLOWED = {
         "memory",
         "models",
         "params",
+        "prompts",
         "results",
         "server",
         "sessions",
