@@ -136,6 +136,7 @@ class MemoryBudget:
         )
         if not self.fits(need.bytes):
             remedy = "shorten the prompt, lower max_tokens" + (" or prefill_chunk" if need.working > need.state else "")
+            remedy += ", send smaller images" if request.inputs is not None else ""
             raise OutOfMemoryBudget(f"{figures}, and answers may use {gibibytes(self.total)}: {remedy}")
         if not self.granted.limited and need.bytes > (free := free_memory() + spare):
             raise OutOfMemoryBudget(

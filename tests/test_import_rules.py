@@ -67,7 +67,8 @@ ALLOWED = {
         "tuned",
     },
     "keeping": {"kernels", "llm", "sessions"},
-    "prompts": {"errors", "sessions", "text"},
+    "prompts": {"errors", "images", "sessions", "text", "vision"},
+    "vision": {"errors", "images", "models", "text"},
     "llm": {
         "budget",
         "device",
@@ -86,6 +87,7 @@ ALLOWED = {
         "stream",
         "text",
         "tuned",
+        "vision",
     },
     "stream": {"engine", "results", "text"},
     "loading": {"device", "errors", "fans", "llm", "settings", "source"},

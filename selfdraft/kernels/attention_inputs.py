@@ -74,7 +74,8 @@ def attention_inputs(
     key = (*((x.shape, x.dtype) for x in given), len(keys), heads, kv_heads, size)
     calls = _CALLS.get(key)
     if calls is None:
-        calls = remember(_CALLS, key, _prepared(projected, shared, keys, values, (starts, rope_deltas), heads, kv_heads, size))
+        places = starts, rope_deltas
+        calls = remember(_CALLS, key, _prepared(projected, shared, keys, values, places, heads, kv_heads, size))
     found = []
     for call, at in zip(calls, row_chunks(len(keys)), strict=True):
         buffers = *one_a_row(keys[at]), *one_a_row(values[at])
@@ -129,7 +130,8 @@ def _row_reference(
     def rotated(x: mx.array, weight: mx.array) -> mx.array:
         x = mx.fast.rms_norm(x, weight, eps).swapaxes(1, 2)
         dims, periods = 2 * inverse_frequencies.size, 1 / inverse_frequencies
-        return mx.fast.rope(x, dims, traditional=False, base=None, scale=1.0, offset=starts + rope_deltas, freqs=periods)
+        first = starts + rope_deltas
+        return mx.fast.rope(x, dims, traditional=False, base=None, scale=1.0, offset=first, freqs=periods)
 
     index = mx.arange(keys.shape[2]) - starts[:, None]  # of the token that a position takes
     taken = ((index >= 0) & (index < tokens))[:, None, :, None]

@@ -254,7 +254,8 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
         self.layers = [DecoderLayer(args, kind, index) for index, kind in enumerate(args.layer_types)]
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
-        self.multimodal_rope = multimodal_rope(args.attention.rope_dims, args.attention.rope_theta, args.attention.rope_scaling)
+        rope = args.attention
+        self.multimodal_rope = multimodal_rope(rope.rope_dims, rope.rope_theta, rope.rope_scaling)
         self._few: FewTokens | None = None
 
     def join(self) -> None:

@@ -13,7 +13,7 @@ from ..text import Tokenizer
 from .pictures import PicturePrompts
 from .tower import NONE, Tower, TowerReport, inspect_tower, load_tower
 
-__all__ = ["VisionChoice", "VisionSetting", "choose_vision"]
+__all__ = ["VisionChoice", "VisionSetting", "choose_vision", "tower_report"]
 
 VisionSetting = Literal["auto", "on", "off"]
 
@@ -58,17 +58,21 @@ def choose_vision(checkpoint: Checkpoint, setting: VisionSetting, tokenizer: Tok
     Raises:
         CheckpointError: images must be read, and cannot be.
     """
-    report = inspect_tower(checkpoint) if setting != "off" else _unused(checkpoint)
+    report = tower_report(checkpoint, setting)
     number = checkpoint.config.get("image_token_id")
-    token = next((text for text, known in tokenizer.added.items() if known == number), "")
+    token, token_id = next(((text, known) for text, known in tokenizer.added.items() if known == number), ("", 0))
     reason = report.reason
     if not reason and not token:
         reason = f"the tokenizer has no token {number!r}, which config.json names as image_token_id"
     if reason and setting == "on":
         raise CheckpointError(f"{checkpoint.folder}: vision is on, and images cannot be read: {reason}")
-    return VisionChoice(report.tensors > 0, reason, token, number if token else 0)
+    return VisionChoice(report.tensors > 0, reason, token, token_id)
 
 
-def _unused(checkpoint: Checkpoint) -> TowerReport:
+def tower_report(checkpoint: Checkpoint, setting: VisionSetting) -> TowerReport:
+    """What a checkpoint has of a tower, and whether it is used."""
+    if setting != "off":
+        return inspect_tower(checkpoint)
     tensors = checkpoint.tower()
-    return TowerReport(len(tensors), 0, "vision is off" if tensors else NONE)
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    return TowerReport(len(tensors), nbytes, "vision is off" if tensors else NONE)

@@ -153,8 +153,8 @@ class Patching:
 
         size = grid.width * self.patch, grid.height * self.patch
         scaled = np.asarray(Image.fromarray(rgb).resize(size, resample=Image.Resampling.BICUBIC))
-        pixels = scaled.astype(np.float32) * np.float32(self.rescale)
-        pixels = (pixels - np.array(self.mean, np.float32)) / np.array(self.deviation, np.float32)
+        mean, deviation = np.array(self.mean, np.float32), np.array(self.deviation, np.float32)
+        pixels = (scaled.astype(np.float32) * np.float32(self.rescale) - mean) / deviation
         blocks = pixels.reshape(grid.rows, self.merge, self.patch, grid.columns, self.merge, self.patch, 3)
         still = blocks.transpose(0, 3, 1, 4, 6, 2, 5)[..., None, :, :]  # channel, frame, then a patch's own pixels
         return np.repeat(still, self.frames, axis=5).reshape(grid.patches, -1)

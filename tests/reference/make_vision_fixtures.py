@@ -125,7 +125,8 @@ def expected_values(checkpoint: VisionCheckpoint, folder: Path) -> dict[str, Ten
     seen = [processor([picture(*size)], return_tensors="pt") for size in SIZES]
     patches, grids = [each["pixel_values"] for each in seen], torch.cat([each["image_grid_thw"] for each in seen])
     features = [
-        model.model.get_image_features(pixels, grid[None]).pooler_output for pixels, grid in zip(patches, grids)
+        model.model.get_image_features(pixels, grid[None]).pooler_output
+        for pixels, grid in zip(patches, grids, strict=True)
     ]
     features = [each[0] if isinstance(each, (list, tuple)) else each for each in features]
     ids = torch.from_numpy(prompt([len(each) for each in features]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import mlx.core as mx
 
 from selfdraft.images import Picture
 from selfdraft.source import REFERENCE, find_model
+from selfdraft.vision import PictureInputs, PicturePrompts
+from selfdraft.vision.patches import Grid
 from tests.reference.vision_checkpoints import (
     PREPROCESSOR,
     VisionCheckpoint,
@@ -22,9 +25,17 @@ from tests.reference.vision_checkpoints import (
     vision_config,
 )
 
-__all__ = ["TEMPLATE", "asked", "pictured", "write_reference", "write_sighted"]
-
-MARKS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+__all__ = [
+    "PAD",
+    "SIGHTED",
+    "TEMPLATE",
+    "Sketch",
+    "asked",
+    "pictured",
+    "sketched",
+    "write_reference",
+    "write_sighted",
+]
 
 # As Qwen's own: a picture is its mark between two others.
 TEMPLATE = """
@@ -57,7 +68,7 @@ def write_reference(checkpoint: VisionCheckpoint, folder: Path) -> Path:
 
 
 def write_sighted(folder: Path, **settings: Any) -> Path:
-    """The bundled checkpoint with a tower, tokens for pictures behind its vocabulary, and a template that writes them.
+    """The bundled checkpoint with a tower of random weights, and a template that writes pictures.
 
     Args:
         settings: fields of preprocessor_config.json.
@@ -67,25 +78,16 @@ def write_sighted(folder: Path, **settings: Any) -> Path:
     for path in source.glob("*.json"):
         shutil.copy(path, folder / path.name)
     config = json.loads((source / "config.json").read_text())
-    first = config["text_config"]["vocab_size"]
-    config["text_config"]["vocab_size"] = first + 8
-    config |= {"image_token_id": first + 1, "vision_config": vision_config(config["text_config"]["hidden_size"])}
+    added = json.loads((source / "tokenizer.json").read_text())["added_tokens"]
+    tokens = {token["content"]: token["id"] for token in added}
+    vision = vision_config(config["text_config"]["hidden_size"])
+    config |= {"image_token_id": tokens["<|image_pad|>"], "vision_config": vision}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "preprocessor_config.json").write_text(json.dumps({**PREPROCESSOR, **settings}))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    tokenizer = json.loads((source / "tokenizer.json").read_text())
-    for number, mark in enumerate(MARKS):
-        tokenizer["added_tokens"].append({**tokenizer["added_tokens"][0], "id": first + number, "content": mark})
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    tensors: dict[str, mx.array] = {}
-    for path in source.glob("*.safetensors"):
-        tensors |= mx.load(str(path))  # type: ignore[arg-type]
-    name = next(name for name in tensors if name.endswith("embed_tokens.weight"))
-    embedding = tensors[name]
-    extra = 0.02 * mx.random.normal((8, embedding.shape[1]), key=mx.random.key(1))
-    tensors[name] = mx.concatenate([embedding, extra.astype(embedding.dtype)])
-    tower = tower_weights(config["vision_config"])
-    tensors |= {name: mx.array(values).astype(embedding.dtype) for name, values in tower.items()}
+    tensors = mx.load(str(source / "model.safetensors"))
+    assert isinstance(tensors, dict)
+    tensors |= {name: mx.array(values).astype(mx.bfloat16) for name, values in tower_weights(vision).items()}
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})
     return folder
 
@@ -101,3 +103,54 @@ def asked(*parts: str | Picture, role: str = "user") -> dict[str, Any]:
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
     ]
     return {"role": role, "content": content}
+
+
+class Sketch:
+    """A tower for engine tests: a picture of W x H pixels is as many tokens, whose embeddings are drawn from
+    its digest.
+
+    Attributes:
+        encoded: pictures, in order.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.encoded: list[Picture] = []
+
+    def grid(self, picture: Picture) -> Grid:
+        width, height = picture.size
+        return Grid(height, width, 1)
+
+    def embeddings_bytes(self, grid: Grid) -> int:
+        return 4 * self.width * grid.tokens
+
+    def working_bytes(self, grid: Grid) -> int:
+        return 1000 * grid.patches
+
+    def encode(self, picture: Picture, grid: Grid) -> mx.array:
+        self.encoded.append(picture)
+        key = mx.random.key(int(picture.digest[:8], 16))
+        return 2 * mx.random.normal((grid.tokens, self.width), key=key)
+
+
+# Fields of a nano model with heads of 16 that takes pictures.
+SIGHTED: dict[str, Any] = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_interleaved": True,
+        "mrope_section": [2, 1, 1],
+    }
+}
+
+PAD = 15  # the id that stands for a picture's embeddings there
+
+
+def sketched(tower: Sketch, *parts: Sequence[int] | Picture) -> tuple[list[int], PictureInputs]:
+    """A prompt of ids and pictures, and what goes to the engine with it."""
+    tokens: list[int] = []
+    for part in parts:
+        tokens += [PAD] * tower.grid(part).tokens if isinstance(part, Picture) else list(part)
+    pictures = [part for part in parts if isinstance(part, Picture)]
+    return tokens, PicturePrompts(tower, "", PAD, 16).inputs(tokens, pictures)  # type: ignore[arg-type]

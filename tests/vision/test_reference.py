@@ -6,6 +6,7 @@ transformers computes from them in float32 is a fixture (tests/reference/README.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,9 @@ def test_positions(loaded: tuple[Any, Tower, Fixture]) -> None:
     assert [places.rope_delta(len(tokens))] == expected["rope_delta"].tolist()
 
 
-@pytest.mark.parametrize("cuts", [(), (12,), (7, 19, 20), tuple(range(1, 55))], ids=["whole", "inside", "borders", "single"])
+@pytest.mark.parametrize(
+    "cuts", [(), (12,), (7, 19, 20), tuple(range(1, 55))], ids=["whole", "inside", "borders", "single"]
+)
 def test_logits_and_drafts(loaded: tuple[Any, Tower, Fixture], cuts: tuple[int, ...]) -> None:
     """Of a prompt in one piece, and cut inside of pictures and at their borders: cuts change no more than low bits."""
     model, tower, expected = loaded
@@ -86,7 +89,7 @@ def test_logits_and_drafts(loaded: tuple[Any, Tower, Fixture], cuts: tuple[int, 
     inputs = PicturePrompts(tower, "<image>", IMAGE, 97).inputs(tokens, pictures())
     state, hidden = model.new_state(), []
     borders = [0, *(cut for cut in cuts if cut < len(tokens)), len(tokens)]
-    for start, end in zip(borders[:-1], borders[1:], strict=True):
+    for start, end in pairwise(borders):
         while inputs.prepare(start, end):
             pass
         state.rope_delta = inputs.rope_delta(start)

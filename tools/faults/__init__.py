@@ -20,6 +20,7 @@ from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
 from .tuning import FAULTS as TUNING
+from .vision import FAULTS as VISION
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -41,4 +42,5 @@ FAULTS = [
     *FANS,
     *FORGE,
     *FORGE_HEAD,
+    *VISION,
 ]
