@@ -13,7 +13,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 from selfdraft.device import choose_blas  # before MLX is imported
 from selfdraft.settings import load_settings
 
-_OURS = {"SELFDRAFT_BLAS"}  # may be chosen for a run of the tests
+_OURS = {"SELFDRAFT_BLAS"}  # may be chosen for a run of the tests; what else is theirs is called TESTS_
 for _name in [name for name in os.environ if name.startswith("SELFDRAFT_") and name not in _OURS]:
     del os.environ[_name]
 os.environ.setdefault("SELFDRAFT_BLAS", "reference")
