@@ -155,15 +155,19 @@ def test_inputs_of_another_prompt_are_refused(model: Any, tower: Sketch) -> None
 
 
 def test_kernels_take_positions_behind_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way of kernels, by stand-ins of theirs: the tokens of plain MLX at every depth, and cycles started early."""
+    """The way of kernels, by stand-ins of theirs: what plain MLX computes, at every depth, side by side."""
     fields = {**FOR_KERNELS, "rope_parameters": {**SIGHTED["rope_parameters"], "mrope_section": [6, 5, 5]}}
-    model = nano_model(5, sharpness=2.0, **fields)
+    model = nano_model(5, sharpness=2.0, bits=4, **fields)
     tower = Sketch(model.args.hidden_size)
-    plain = texts(decoded(model, requests(tower, 0)))
+    plain = decoded(model, requests(tower, 0, logprobs=1))
     with monkeypatch.context() as patch:
         plain_kernels(patch)
         use_few_row_kernels(model)
+        assert model.model.takes([model.new_state()] * 4, 4)
         for depth in (0, 3):
-            rows = decoded(model, requests(tower, depth), together=True)
-            assert texts(rows) == plain
+            rows = decoded(model, requests(tower, depth, logprobs=1), together=True)
+            assert texts(rows) == texts(plain)
+            for row, other in zip(rows, plain, strict=True):
+                found = [[score.logprob for score in each.scores] for each in (row, other)]
+                assert found[0] == pytest.approx(found[1], abs=1e-3)
         assert rows[0].state.rope_delta == 4 - 12 + 5 - 10
