@@ -20,6 +20,7 @@ from . import (
     bench,
     cache,
     chat,
+    completions,
     connect,
     control,
     doctor,
@@ -61,6 +62,7 @@ app.command("remove")(remove.remove)
 app.command("doctor")(doctor.doctor)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
+app.command("completions")(completions.completions)
 app.add_typer(forge.app, name="forge")
 app.add_typer(cache.app, name="cache")
 app.add_typer(max_app, name="max")
