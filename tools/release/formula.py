@@ -118,9 +118,8 @@ def _dependencies() -> list[Wheel]:
     for package in tomllib.loads(text)["packages"]:
         name = package["name"]
         file = min(package["wheels"], key=lambda each: _rank(PurePosixPath(each["url"]).name))
-        version, hashes = locked.get(name, ("", frozenset()))
-        sha256 = file["hashes"]["sha256"]
-        if package["version"] != version or sha256 not in hashes:
+        pin, sha256 = locked.get(name), file["hashes"]["sha256"]
+        if pin is None or package["version"] != pin.version or sha256 not in pin.hashes:
             sys.exit(f"{name} {package['version']} is not what {target.lock.name} pins: run `make locks`")
         found.append(Wheel(name, file["url"], sha256))
     return found

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LOCKS", "TARGETS", "Target", "pins", "resolve"]
+__all__ = ["LOCKS", "TARGETS", "Pin", "Target", "pins", "resolve"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "packaging" / "locks"
@@ -37,6 +37,15 @@ class Target:
     @property
     def lock(self) -> Path:
         return LOCKS / f"{self.name}.txt"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A release that a lock pins: the SHA-256 sums of its files, and the names of what depends on it."""
+
+    version: str
+    hashes: set[str]
+    wanted_by: set[str]
 
 
 TARGETS = (
@@ -73,14 +82,18 @@ def resolve(target: Target, *options: str, python: str = _PYTHON) -> str:
     return done.stdout
 
 
-def pins(text: str) -> dict[str, tuple[str, frozenset[str]]]:
-    """Of a lock: name to version and SHA-256 sums."""
-    found: dict[str, tuple[str, frozenset[str]]] = {}
-    for entry in text.replace("\\\n", " ").splitlines():
-        if "==" in entry and not entry.lstrip().startswith("#"):
-            requirement, *hashes = entry.split("--hash=sha256:")
-            name, _, version = requirement.partition("==")
-            found[name.strip()] = version.split(";")[0].strip(), frozenset(each.strip() for each in hashes)
+def pins(text: str) -> dict[str, Pin]:
+    """What a lock pins, by name."""
+    found: dict[str, Pin] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if line[:1].isalnum():
+            name, _, version = words[0].partition("==")
+            found[name] = last = Pin(version, set(), set())
+        elif line.lstrip().startswith("--hash=sha256:"):
+            last.hashes.add(words[0].removeprefix("--hash=sha256:"))
+        elif line.startswith("    #") and words[-1] != "via":
+            last.wanted_by.add(words[2] if words[1] == "via" else words[1])
     return found
 
 
@@ -89,7 +102,7 @@ def main() -> int:
     for target in TARGETS:
         resolve(
             target,
-            *["--generate-hashes", "--no-annotate", "--custom-compile-command", "make locks"],
+            *["--generate-hashes", "--custom-compile-command", "make locks"],
             *["--output-file", str(target.lock), *sys.argv[1:]],
         )
         print(f"{target.lock.relative_to(ROOT)}: {len(pins(target.lock.read_text(encoding='utf-8')))} packages")
