@@ -64,7 +64,7 @@ locks: ## pin every dependency of each target, with hashes (packaging/locks); UP
 	@sh scripts/setup_aside.sh packaging packaging/requirements.txt
 	.venv-packaging/bin/python tools/release/locks.py $(UPGRADE)
 
-dist: ## build the sdist and the wheel into dist/, the same bytes for the same commit, and check what they hold
+dist: ## build the sdist and the wheel into dist/, the same bytes for the same sources, and check what they hold
 	@sh scripts/setup_aside.sh packaging packaging/requirements.txt
 	.venv-packaging/bin/python tools/release/dist.py
 
@@ -80,5 +80,5 @@ release-check: ## what docs/release.md asks before an upload, as far as a progra
 	@sh scripts/setup_aside.sh packaging packaging/requirements.txt
 	@.venv-packaging/bin/python tools/release/check.py
 
-clean: ## remove the environments and caches
+clean: ## remove the environments, dist and caches
 	rm -rf .agents .venv .venv-clients .venv-packaging .venv-reference dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

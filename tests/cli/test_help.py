@@ -18,8 +18,24 @@ from selfdraft.cli.sampling_flags import SamplingFlags
 from selfdraft.params import SamplingParams
 from selfdraft.settings import Settings
 
-COMMANDS = ("start", "run", "chat", "connect", "inspect", "pull", "models", "remove", "doctor", "tune", "bench")
-HEAVY = ("mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "huggingface_hub", "prompt_toolkit", "jinja2")
+COMMANDS = (
+    "start",
+    "run",
+    "chat",
+    "connect",
+    "inspect",
+    "pull",
+    "models",
+    "remove",
+    "doctor",
+    "tune",
+    "bench",
+    "completions",
+)
+HEAVY = (
+    *("mlx", "mlx_lm", "transformers", "tokenizers", "numpy", "huggingface_hub", "prompt_toolkit", "jinja2"),
+    *("pydantic_settings", "fastapi"),  # a tenth of a second, and more
+)
 
 
 def options(command: str) -> list[Any]:
@@ -100,6 +116,7 @@ def test_no_command_shows_the_help_and_is_wrong_usage(capsys: pytest.CaptureFixt
         ["bench", "--help"],
         ["pull", "--help"],
         ["run", "--top-p", "7", "x"],
+        ["completions", "bash"],
     ],
 )
 def test_nothing_heavy_is_imported(arguments: list[str]) -> None:

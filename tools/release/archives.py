@@ -7,13 +7,14 @@ import tarfile
 import zipfile
 from pathlib import Path, PurePosixPath
 
-__all__ = ["LARGEST", "expected_sdist", "expected_wheel", "held", "problems", "version_of"]
+__all__ = ["LARGEST", "SOURCES", "expected_sdist", "expected_wheel", "problems", "version_of"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGEST = 100 * 10**6  # bytes that the Python Package Index takes for a file, unless it is asked for more
 
 _SHARE = "packaging/share"
 _SDIST = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", ".gitignore")  # hatchling adds the last itself
+SOURCES = ("selfdraft", _SHARE, *_SDIST)  # all that an archive is made of
 _INFO = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
 
 
@@ -24,18 +25,19 @@ def version_of(root: Path = ROOT) -> str:
     return line.partition(" = ")[2].strip('"')
 
 
-def committed(*folders: str, root: Path = ROOT) -> set[str]:
-    """The files that git has in these folders, relative to the root."""
-    done = subprocess.run(["git", "ls-files", "-z", *folders], cwd=root, capture_output=True, text=True, check=True)
-    return {name for name in done.stdout.split("\0") if name}
+def sources(*folders: str, root: Path = ROOT) -> set[str]:
+    """The files in these folders that git has, or would take; relative to the root."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *folders]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    return {name for name in done.stdout.split("\0") if name and (root / name).is_file()}
 
 
 def expected_wheel(root: Path = ROOT) -> set[str]:
-    """Every committed file of the package, the man page and completions, and the metadata; nothing else."""
+    """Every file of the package, the man page and completions, and the metadata; nothing else."""
     version = version_of(root)
-    shared = {name.removeprefix("packaging/") for name in committed(_SHARE, root=root)}
+    shared = {name.removeprefix("packaging/") for name in sources(_SHARE, root=root)}
     return (
-        committed("selfdraft", root=root)
+        sources("selfdraft", root=root)
         | {f"selfdraft-{version}.data/data/{name}" for name in shared}
         | {f"selfdraft-{version}.dist-info/{name}" for name in _INFO}
     )
@@ -44,11 +46,11 @@ def expected_wheel(root: Path = ROOT) -> set[str]:
 def expected_sdist(root: Path = ROOT) -> set[str]:
     """What a wheel is built of, and what a reader wants: no tests, no tools."""
     top = f"selfdraft-{version_of(root)}"
-    names = committed("selfdraft", _SHARE, root=root) | {*_SDIST, "PKG-INFO"}
+    names = sources("selfdraft", _SHARE, root=root) | {*_SDIST, "PKG-INFO"}
     return {f"{top}/{name}" for name in names}
 
 
-def held(archive: Path) -> set[str]:
+def _held(archive: Path) -> set[str]:
     """The names of the files in a wheel or an sdist."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
@@ -59,7 +61,7 @@ def held(archive: Path) -> set[str]:
 
 def problems(archive: Path, expected: set[str]) -> list[str]:
     """What is wrong with an archive, a line each."""
-    names = held(archive)
+    names = _held(archive)
     found = [f"{archive.name} lacks {name}" for name in sorted(expected - names)]
     found += [f"{archive.name} should not hold {name}" for name in sorted(names - expected)]
     found += [

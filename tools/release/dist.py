@@ -1,7 +1,7 @@
 """Builds the sdist, and the wheel from it, and checks both.
 
-Dates in them are those of the last commit, so that a build of the same commit with the same tools
-(packaging/requirements.txt) gives the same bytes.
+Dates in them are that of the last commit that changed what they hold, so that the same sources and tools
+(packaging/requirements.txt) give the same bytes.
 
     usage: dist.py [FOLDER]      where to; default: dist
 """
@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from archives import ROOT, expected_sdist, expected_wheel, problems
+from archives import ROOT, SOURCES, expected_sdist, expected_wheel, problems
 
 SUMS = "SHA256SUMS"
 
@@ -24,7 +24,7 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("selfdraft-*"), *folder.glob(SUMS)]:
         old.unlink()
-    epoch = os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct")
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or _git("log", "-1", "--format=%ct", "--", *SOURCES)
     subprocess.run(
         [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)],
         env={**os.environ, "SOURCE_DATE_EPOCH": epoch},
