@@ -1,4 +1,4 @@
-"""Guards what is published: each archive holds the package and nothing else, and a build can be repeated to the byte."""
+"""Guards what is published: an archive holds the package and nothing else, and a build can be repeated to the byte."""
 
 from __future__ import annotations
 

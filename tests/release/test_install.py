@@ -10,6 +10,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,20 +97,30 @@ def test_the_man_page_and_completions_are_installed(installed: Installed) -> Non
 
 @contextlib.contextmanager
 def serving(installed: Installed) -> Iterator[str]:
-    """A server of the bundled model on a free port; its URL."""
-    server = subprocess.Popen(
+    """A server of the bundled model on a free port, once it is loaded; its URL."""
+    with subprocess.Popen(
         installed.command("serve", "--port", "0"),
         cwd=installed.elsewhere, env=installed.environment, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert server.stderr is not None
-    try:
-        yield next(found[0] for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
-        server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=60)
-        assert server.returncode == 0
-    finally:
-        server.kill()
-        server.wait()
+    ) as server:  # fmt: skip
+        try:
+            assert server.stderr is not None
+            url = next(found[0] for line in server.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+            wait_until_loaded(url)
+            yield url
+            server.send_signal(signal.SIGTERM)
+            server.communicate(timeout=60)
+            assert server.returncode == 0
+        finally:
+            server.kill()
+
+
+def wait_until_loaded(url: str) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(f"{url}/health", timeout=60):
+            return
+        time.sleep(0.2)
+    raise AssertionError("the model was not loaded in time")
 
 
 def test_it_serves(installed: Installed) -> None:
