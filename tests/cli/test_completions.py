@@ -143,6 +143,8 @@ def test_the_tree_knows_what_values_may_be(tree: Command) -> None:
         ("serve", "--mode"): "choice",
         ("run", "--stop"): "text",
     }
+    arguments = {command.path[1:]: command.arguments for command in tree.walk()}
+    assert [arguments[("inspect",)][0].value.kind, arguments[("pull",)][0].value.kind] == ["model", "text"]
     for path, kind in kinds.items():
         value = options[path].value
         assert value is not None

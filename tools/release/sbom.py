@@ -27,6 +27,7 @@ from packageurl import PackageURL
 
 LICENCES = ROOT / "packaging" / "licences.toml"
 _NAME = "selfdraft"
+_SPDX = get_spdx_licensing()
 
 
 def refused(target: Target, locked: dict[str, Pin], licences: dict[str, Any]) -> list[str]:
@@ -37,7 +38,7 @@ def refused(target: Target, locked: dict[str, Pin], licences: dict[str, Any]) ->
         expression = licences["packages"].get(name)
         if expression is None:
             found.append(f"{target.name}: {name} has no licence in {LICENCES.name}: look it up, and add it")
-        elif not _permits(get_spdx_licensing().parse(expression), allowed):
+        elif not _permits(_SPDX.parse(expression), allowed):
             found.append(f"{target.name}: {name} is under {expression}, which is not allowed")
     return found
 
