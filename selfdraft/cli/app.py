@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 an error of this package (one line on standard error), 2 w
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -71,7 +73,9 @@ app.add_typer(settings.app, name="settings")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        parts = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("mlx", "mlx-lm"))
         print(f"selfdraft {__version__}")
+        print(f"{parts}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
         raise typer.Exit
 
 

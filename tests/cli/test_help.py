@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -99,7 +101,10 @@ def test_flags_are_unset_unless_given() -> None:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"selfdraft {selfdraft.__version__}\n"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"selfdraft {selfdraft.__version__}"
+    assert second.startswith(f"mlx {importlib.metadata.version('mlx')}, mlx-lm ")
+    assert f"Python {platform.python_version()}" in second
 
 
 def test_no_command_shows_the_help_and_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def test_all_that_it_needs_is_there(installed: Installed) -> None:
 
 
 def test_it_is_the_installed_one(installed: Installed) -> None:
-    assert installed.run("--version") == f"selfdraft {selfdraft.__version__}\n"
+    assert installed.run("--version").splitlines()[0] == f"selfdraft {selfdraft.__version__}"
     command = [installed.folder / "bin" / "python", "-c", "import selfdraft; print(selfdraft.__file__)"]
     done = subprocess.run(command, cwd=installed.elsewhere, env=installed.environment, capture_output=True, text=True)
     assert Path(done.stdout.strip()).is_relative_to(installed.folder)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import selfdraft
-from tests.support.needs import lacking
 
 from .conftest import ROOT
 
@@ -137,13 +136,6 @@ def test_another_digest_in_the_formula_is_noticed() -> None:
     assert list(check._resources(changed, macos)) == [
         f"the formula's {name} is not that of macos-arm64.txt: run `make formula`"
     ]
-
-
-def test_the_formula_is_ruby() -> None:
-    if shutil.which("ruby") is None:
-        lacking("there is no ruby")
-    done = subprocess.run(["ruby", "-wc", formula.FORMULA], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "Syntax OK", "")
 
 
 def test_the_address_of_a_file_is_its_digest(tmp_path: Path) -> None:
