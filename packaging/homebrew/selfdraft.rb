@@ -4,9 +4,9 @@ class Selfdraft < Formula
 
   desc "Speculative decoding with a language model's own MTP head"
   homepage "https://pypi.org/project/selfdraft/"
-  url "https://files.pythonhosted.org/packages/72/de/20deaf6721f2708ddd74b7679d8e61ddc8f2daa6b64ee7c5a7f293d6364f/selfdraft-0.1.0-py3-none-any.whl", using: :nounzip
+  url "https://files.pythonhosted.org/packages/8d/1c/9ac219afc8eca7e2e14bdb343427a135b1bf60af8b5771dd87f710225e0f/selfdraft-0.1.0-py3-none-any.whl", using: :nounzip
   version "0.1.0"
-  sha256 "8301e0f27d2634f8767fa7ee02c99bee0429cf6d51de1178e500accbbc5106e9"
+  sha256 "419c52bc1b9e630981a9973289089b93b9a99ccf937eff4af5d827887ea53d39"
   license "Apache-2.0"
 
   depends_on arch: :arm64
