@@ -16,6 +16,7 @@ from .kernels import FAULTS as KERNELS
 from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
 from .modules import FAULTS as MODULES
+from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
@@ -43,4 +44,5 @@ FAULTS = [
     *FORGE,
     *FORGE_HEAD,
     *VISION,
+    *PACKAGING,
 ]
