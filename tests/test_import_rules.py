@@ -108,6 +108,7 @@ ALLOWED = {
         "stream",
         "text",
     },
+    "tray": {"errors", "fans", "server", "settings"},
     "doctor": {
         "__init__",
         "device",
@@ -149,6 +150,7 @@ ALLOWED = {
         "source",
         "stamp",
         "text",
+        "tray",
         "tuned",
         "tuning",
         "__init__",

@@ -32,6 +32,7 @@ from . import (
     serve,
     settings,
     start,
+    tray,
     tune,
 )
 from .max import app as max_app
@@ -53,6 +54,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("status")(control.status)
 app.command("stop")(control.stop)
+app.command("tray")(tray.tray)
 app.command("connect")(connect.connect)
 app.command("inspect")(inspect.inspect)
 app.command("pull")(pull.pull)
