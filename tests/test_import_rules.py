@@ -108,6 +108,7 @@ ALLOWED = {
         "stream",
         "text",
     },
+    "daemon": {"errors", "files"},
     "tray": {"errors", "fans", "server", "settings"},
     "doctor": {
         "__init__",
@@ -132,6 +133,7 @@ ALLOWED = {
         "engine",
         "errors",
         "catalogue",
+        "daemon",
         "fans",
         "files",
         "forge",

@@ -36,6 +36,7 @@ from . import (
     tune,
 )
 from .max import app as max_app
+from .service import app as service_app
 from .terminal import say
 
 __all__ = ["app", "main"]
@@ -66,6 +67,7 @@ app.command("bench")(bench.bench)
 app.add_typer(forge.app, name="forge")
 app.add_typer(cache.app, name="cache")
 app.add_typer(max_app, name="max")
+app.add_typer(service_app, name="service")
 app.add_typer(settings.app, name="settings")
 
 
