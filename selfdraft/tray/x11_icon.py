@@ -146,9 +146,10 @@ class X11Icon:
             return  # its end is in the queue
         image = picture(state, size.width, size.height)
         self._window.put_pil_image(self._context, 0, 0, image, onerror=ignored)
-        self._window.change_property(
-            self._atom("_NET_WM_NAME"), self._atom("UTF8_STRING"), 8, title.encode(), onerror=ignored
-        )
+        for name in ("_NET_WM_NAME", "WM_NAME"):  # some trays read the old one
+            self._window.change_property(
+                self._atom(name), self._atom("UTF8_STRING"), 8, title.encode(), onerror=ignored
+            )
         self._display.flush()
 
     def _atom(self, name: str) -> int:
@@ -158,5 +159,6 @@ class X11Icon:
         end = time.monotonic() + _PATIENCE
         while self._display.get_selection_owner(self._tray) == Xlib.X.NONE:
             if time.monotonic() > end:
+                self._display.close()
                 raise TrayError(_NO_TRAY)
             time.sleep(0.2)
