@@ -57,4 +57,4 @@ bench-server: ## speed over HTTP on this machine against mlx_lm.server, in one a
 	$(PY) benchmarks/server.py
 
 clean: ## remove the environments and caches
-	rm -rf .agents .venv .venv-clients .venv-reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .agents .venv .venv-clients .venv-proxy .venv-reference .pytest_cache .mypy_cache .ruff_cache .hypothesis

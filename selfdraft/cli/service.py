@@ -53,10 +53,10 @@ def install(
         print(manager.text(service), end="")
         return
     _check_free(manager)
-    load_server_settings().access()  # a server must not be refused later what nobody would see
     _warn_of_variables()
     for folder in (*service.writable, service.log.parent):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    load_server_settings().access()  # or the service would be refused, where nobody sees it
     outcome = manager.install(service)
     said = {"installed": "is installed and started", "changed": "is changed and started again", "unchanged": "is there"}
     print(f"the service {said[outcome]} ({manager.path}); `selfdraft service status` shows it")

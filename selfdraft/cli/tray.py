@@ -35,7 +35,7 @@ def tray(
 
     from ..server.config import load_server_settings
     from ..settings import checked
-    from ..tray.choices import TraySettings
+    from ..tray.choices import Choices, TraySettings
     from ..tray.icon import TrayIcon, only_one
     from ..tray.process import ServerProcess
     from ..tray.tray import Server, Tray
@@ -43,13 +43,12 @@ def tray(
     from .server_client import health, metrics
     from .wizard import StartSettings
 
-    key = load_server_settings().key()
-    chosen = checked(TraySettings, {})
-    chosen = chosen.model_copy(update={"model": chosen.model or checked(StartSettings, {}).model})
+    settings = load_server_settings()
+    chosen = Choices(checked(StartSettings, {}).model, settings.mode, checked(TraySettings, {}).keep_server)
     log = platformdirs.user_log_path("selfdraft") / "server.log"
     process = ServerProcess([sys.executable, "-m", "selfdraft.cli.owned", "serve"], log, keep=KEEP, own=OWN)
     with only_one(platformdirs.user_state_path("selfdraft") / "tray.lock"):
-        watched = Tray(process, Server(health, partial(metrics, key=key)), chosen)
+        watched = Tray(process, Server(health, partial(metrics, key=settings.key())), chosen)
         icon = TrayIcon(watched, _models, log)
         dim(f"the icon is in the menu bar; Ctrl-C takes it away; the server's log is {log}")
         icon.run(start=start)

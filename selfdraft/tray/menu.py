@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, get_args
 
-from .choices import Mode, TraySettings
+from .choices import Choices, Mode
 from .reading import Reading
 
 __all__ = ["SEPARATOR", "Actions", "Entry", "menu"]
@@ -51,12 +51,12 @@ class Actions(Protocol):
 
 
 def menu(
-    reading: Reading, chosen: TraySettings, models: Sequence[str], modes: Sequence[Mode], actions: Actions
+    reading: Reading, chosen: Choices, models: Sequence[str], modes: Sequence[Mode], actions: Actions
 ) -> list[Entry]:
     """The lines of the menu.
 
     Args:
-        chosen: with model and mode as they would be started.
+        chosen: what would be started.
         models: those on this machine, by name.
         modes: those that can be had here.
     """
@@ -72,7 +72,7 @@ def menu(
         Entry("Stop", actions.stop) if reading.alive else Entry(_short(start), actions.start, default=True),
         SEPARATOR,
         Entry(_short(f"Model: {chosen.model}"), entries=_models(chosen, models, actions)),
-        Entry(f"Mode: {chosen.mode}" if chosen.mode else "Mode", entries=_modes(chosen, modes, actions)),
+        Entry(f"Mode: {chosen.mode}", entries=_modes(chosen, modes, actions)),
         Entry(
             "Keep the server when the icon is gone",
             lambda: actions.choose_keep(not chosen.keep_server),
@@ -85,18 +85,18 @@ def menu(
     return lines
 
 
-def _models(chosen: TraySettings, models: Sequence[str], actions: Actions) -> list[Entry]:
-    names = list(dict.fromkeys([*models[:_MOST_MODELS], *([chosen.model] if chosen.model else [])]))
+def _models(chosen: Choices, models: Sequence[str], actions: Actions) -> list[Entry]:
+    names = list(dict.fromkeys([*models[:_MOST_MODELS], chosen.model]))
     entries = [
         Entry(_short(name), lambda name=name: actions.choose_model(name), checked=name == chosen.model)  # type: ignore[misc]
         for name in names
     ]
     if len(models) > _MOST_MODELS:
-        entries.append(Entry(f"and {len(models) - _MOST_MODELS} more: selfdraft settings set tray.model NAME"))
+        entries.append(Entry(f"and {len(models) - _MOST_MODELS} more: selfdraft settings set start.model NAME"))
     return entries
 
 
-def _modes(chosen: TraySettings, modes: Sequence[Mode], actions: Actions) -> list[Entry]:
+def _modes(chosen: Choices, modes: Sequence[Mode], actions: Actions) -> list[Entry]:
     return [
         Entry(
             mode,

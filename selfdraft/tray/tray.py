@@ -12,8 +12,7 @@ from ..errors import FanError, SelfdraftError
 from ..fans import thermalforge
 from ..server import instance as instances
 from ..server.instance import Instance
-from ..settings import remember
-from .choices import Mode, TraySettings
+from .choices import Choices, Mode, keep
 from .process import ServerProcess
 from .rates import Rates, counts
 from .reading import Reading, State
@@ -42,7 +41,7 @@ class Tray:
     Args:
         process: starts servers.
         server: asks them.
-        chosen: what was chosen, with model and mode filled in.
+        chosen: what was chosen.
         now: seconds on a clock that only goes forward.
 
     Attributes:
@@ -54,11 +53,11 @@ class Tray:
         self,
         process: ServerProcess,
         server: Server,
-        chosen: TraySettings,
+        chosen: Choices,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.chosen = chosen
-        self.reading = Reading("stopped", chosen.model or "")
+        self.reading = Reading("stopped", chosen.model)
         self._process = process
         self._server = server
         self._now = now
@@ -105,11 +104,11 @@ class Tray:
     def choose(self, **choice: Any) -> None:
         """Choose a model, a mode, or whether the server is kept: remembered; our server starts again if it must."""
         with self._lock:
-            before, self.chosen = self.chosen, self.chosen.model_copy(update=choice)
+            before, self.chosen = self.chosen, replace(self.chosen, **choice)
             if before == self.chosen:
                 return
             try:
-                remember("tray", choice)
+                keep(choice)
             except (OSError, SelfdraftError) as error:
                 self._notice = f"this is not remembered: {error}"
             self._process.outlive(self.chosen.keep_server)
@@ -156,7 +155,7 @@ class Tray:
         child = self._process.pid
         if found is None or (child is not None and found.pid != child):
             state: State = "starting" if child is not None else "crashed" if self._crash else "stopped"
-            return Reading(state, self.chosen.model or "", ours=child is not None, problem=self._crash or self._notice)
+            return Reading(state, self.chosen.model, ours=child is not None, problem=self._crash or self._notice)
         health = self._server.health(found.url)
         reading = Reading(
             self._state(health),
@@ -188,8 +187,8 @@ class Tray:
         return "decoding" if health.get("running") else "serving"
 
     def _flags(self) -> list[str]:
-        mode = ["--mode", self.chosen.mode] if self.chosen.mode else []
-        return ["--model", self.chosen.model or "", *mode]
+        mode = ["--mode", self.chosen.mode] if self.chosen.mode in modes_here() else []
+        return ["--model", self.chosen.model, *mode]
 
 
 def modes_here() -> Sequence[Mode]:

@@ -168,8 +168,8 @@ def test_a_server_for_others_needs_its_key_in_a_file(home: Path, call: Call, mon
     assert "settings set api_key_file" in said
     assert not unit_of(home).exists()
     settings.write_text(f'[server]\nhost = "0.0.0.0"\napi_key_file = "{home}/keys/one"\n')
-    (home / "keys").mkdir()
     assert call("install")[0] == 0
+    assert (home / "keys/one").read_text().startswith("sd-")  # made; a wrong one would be refused here
     assert f'ReadWritePaths="-{home}/keys"'.replace("%", "%%") in unit_of(home).read_text()
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from selfdraft.tray.choices import TraySettings
+from selfdraft.tray.choices import Choices
 from selfdraft.tray.menu import Entry, menu
 from selfdraft.tray.picture import picture
 from selfdraft.tray.reading import Reading, State
@@ -26,8 +26,8 @@ class Actions:
         return lambda *given: self.done.append((name, *given))
 
 
-def lines(reading: Reading, chosen: TraySettings | None = None, models: tuple[str, ...] = ()) -> list[Entry]:
-    return menu(reading, chosen or TraySettings(model="reference"), models, ("auto", "turbo"), Actions())
+def lines(reading: Reading, chosen: Choices | None = None, models: tuple[str, ...] = ()) -> list[Entry]:
+    return menu(reading, chosen or Choices("reference", "auto"), models, ("auto", "turbo"), Actions())
 
 
 def texts(entries: list[Entry]) -> list[str]:
@@ -56,13 +56,13 @@ def test_what_can_be_done_follows_the_state() -> None:
 def test_quitting_says_what_it_does_to_the_server() -> None:
     ours = Reading("serving", "m", ours=True)
     assert texts(lines(ours))[-1] == "Quit, and stop the server"
-    assert texts(lines(ours, TraySettings(model="m", keep_server=True)))[-1] == "Quit"
+    assert texts(lines(ours, Choices("m", "auto", keep_server=True)))[-1] == "Quit"
     assert texts(lines(Reading("serving", "m")))[-1] == "Quit"
 
 
 def test_entries_do_what_they_say() -> None:
     actions = Actions()
-    entries = menu(Reading("stopped", "m"), TraySettings(model="b", mode="turbo"), ["a", "b"], ("auto",), actions)
+    entries = menu(Reading("stopped", "m"), Choices("b", "turbo"), ["a", "b"], ("auto",), actions)
     models, modes = by(entries, "Model: b").entries, by(entries, "Mode: turbo").entries
     assert [(entry.text, entry.checked) for entry in models] == [("a", False), ("b", True)]
     assert [entry.text for entry in modes if entry.action] == ["auto"]

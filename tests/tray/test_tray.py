@@ -12,8 +12,8 @@ import pytest
 from selfdraft.errors import InvalidRequest, TrayError
 from selfdraft.server import instance as instances
 from selfdraft.server.instance import Instance
-from selfdraft.settings import checked
-from selfdraft.tray.choices import TraySettings
+from selfdraft.settings_file import read_settings
+from selfdraft.tray.choices import Choices
 from selfdraft.tray.tray import Server, Tray, modes_here
 
 
@@ -66,10 +66,9 @@ class World:
         monkeypatch.setattr(Instance, "alive", property(self.is_alive))
         self.tray = self.new()
 
-    def new(self, **chosen: Any) -> Tray:
+    def new(self) -> Tray:
         server = Server(lambda url: self.health, self.asked_for_metrics)
-        given = TraySettings(**{"model": "reference", **chosen})
-        return Tray(self.process, server, given, lambda: self.time)  # type: ignore[arg-type]
+        return Tray(self.process, server, Choices("reference", "auto"), lambda: self.time)  # type: ignore[arg-type]
 
     def asked_for_metrics(self, url: str) -> str:
         if isinstance(self.metrics, Exception):
@@ -116,7 +115,7 @@ def test_from_stopped_to_decoding_and_back(world: World) -> None:
     assert tray.poll().state == "stopped"
     tray.start()
     assert tray.reading.state == "starting"
-    assert world.process.started == [["--model", "reference"]]
+    assert world.process.started == [["--model", "reference", "--mode", "auto"]]
     world.note_server()
     world.health = {"status": "loading"}
     assert tray.poll().state == "starting"
@@ -225,7 +224,7 @@ def test_a_choice_is_remembered_and_our_server_starts_again(world: World, tmp_pa
     tray = started(world)
     tray.choose(model="/models/other")
     tray.choose(mode="turbo")
-    assert checked(TraySettings, {}) == TraySettings(model="/models/other", mode="turbo")
+    assert read_settings() == {"mode": "turbo", "start": {"model": "/models/other"}}
     assert tray.poll().state == "stopping"
     world.process.ends(0)
     world.note.unlink()

@@ -18,6 +18,7 @@ from .modules import FAULTS as MODULES
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .tray import FAULTS as TRAY
 from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
@@ -39,4 +40,5 @@ FAULTS = [
     *FANS,
     *FORGE,
     *FORGE_HEAD,
+    *TRAY,
 ]
