@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,10 +55,10 @@ class PystrayIcon:
             return self._pystray.Menu.SEPARATOR
         if entry.entries:
             return self._pystray.MenuItem(entry.text, self._menu(entry.entries))
-        action = entry.action
+        action = entry.action  # done on a thread of its own: what waits must not hold the desktop up
         return self._pystray.MenuItem(
             entry.text,
-            None if action is None else lambda icon, item: action(),
+            None if action is None else lambda icon, item: threading.Thread(target=action, daemon=True).start(),
             checked=None if entry.checked is None else lambda item: bool(entry.checked),
             default=entry.default,
             enabled=action is not None,

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import TrayError
@@ -75,10 +76,12 @@ class Surface:
         watcher = threading.Thread(target=self._watch, daemon=True)
         try:
             self._icon.run(watcher.start)
-        except OSError as error:
-            raise TrayError(f"the display went away, and the icon with it ({error})") from error
-        finally:
+        except Exception as error:  # each toolkit has errors of its own
+            if not self._over.is_set():  # else it goes anyway: GTK fails so where nothing shows notifications
+                raise TrayError(f"the icon is gone ({error}): see that the display and its tray are there") from error
+        if not self._over.is_set():
             self._over.set()
+            raise TrayError("the icon is gone, unasked: see that the display is there; what broke is said above")
 
     def stop(self) -> None:
         """Take the icon away, from any thread or signal handler."""
@@ -86,14 +89,16 @@ class Surface:
 
     def _watch(self) -> None:
         state: State | None = None
-        while not self._over.is_set():
-            reading = self._look()
-            self._show(reading)
-            if reading.state == "crashed" and state not in (None, "crashed"):
-                self._icon.notify(reading.headline)
-            state = reading.state
-            self._over.wait(_LOOK)
-        self._icon.stop()
+        try:
+            while not self._over.is_set():
+                reading = self._look()
+                self._show(reading)
+                if reading.state == "crashed" and state not in (None, "crashed"):
+                    self._icon.notify(reading.headline)
+                state = reading.state
+                self._over.wait(_LOOK)
+        finally:
+            self._icon.stop()  # one that nobody keeps up to date would lie
 
     def _show(self, reading: Reading) -> None:
         """Bring the icon up to date, if anything has changed."""
@@ -116,7 +121,7 @@ def _find_icon() -> Icon:
     wayland, x11 = os.environ.get("WAYLAND_DISPLAY"), os.environ.get("DISPLAY")
     if sys.platform != "darwin" and not (wayland or x11):
         raise TrayError(_NO_DISPLAY)
-    if sys.platform == "darwin" or importlib.util.find_spec("gi") is not None:
+    if sys.platform == "darwin" or (importlib.util.find_spec("gi") is not None and _has_session_bus()):
         pystray = _load_pystray()
         if pystray is not None and pystray.Icon.HAS_MENU:
             from .pystray_icon import PystrayIcon
@@ -127,6 +132,12 @@ def _find_icon() -> Icon:
     from .x11_icon import X11Icon
 
     return X11Icon()
+
+
+def _has_session_bus() -> bool:
+    """Whether there is the D-Bus without which GTK's icons break down."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return "DBUS_SESSION_BUS_ADDRESS" in os.environ or (runtime is not None and Path(runtime, "bus").exists())
 
 
 def _load_pystray() -> Any:
