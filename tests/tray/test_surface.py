@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,11 +40,11 @@ class Icon:
 
 
 @pytest.fixture
-def icon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Icon]:
+def icon(monkeypatch: pytest.MonkeyPatch) -> Icon:
     made = Icon()
     monkeypatch.setattr(surface, "_find_icon", lambda: made)
     monkeypatch.setattr(surface, "_LOOK", 0.001)
-    yield made
+    return made
 
 
 def run(readings: Sequence[Reading | Exception]) -> None:
@@ -76,8 +76,8 @@ def test_a_crash_is_told_once_and_an_old_one_not(icon: Icon) -> None:
     assert icon.notified == ["Crashed: no memory"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_an_icon_that_nobody_keeps_up_to_date_goes(icon: Icon) -> None:
+def test_an_icon_that_nobody_keeps_up_to_date_goes(icon: Icon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda given: None)  # what shows it to the user
     with pytest.raises(TrayError, match="unasked"):
         run([Reading("serving", "m"), ValueError("a fault"), Reading("serving", "m")])
     assert icon.over.is_set()
