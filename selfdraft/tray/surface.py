@@ -79,6 +79,7 @@ class Surface:
         except Exception as error:  # each toolkit has errors of its own
             if not self._over.is_set():  # else it goes anyway: GTK fails so where nothing shows notifications
                 raise TrayError(f"the icon is gone ({error}): see that the display and its tray are there") from error
+        watcher.join(_LOOK)
         if not self._over.is_set():
             self._over.set()
             raise TrayError("the icon is gone, unasked: see that the display is there; what broke is said above")
