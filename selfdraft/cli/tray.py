@@ -29,7 +29,7 @@ def tray(
     now, the chat page and the log. A server that runs already is used.
     One that was started from the menu ends with the icon, unless the menu
     says to keep it. Choices are remembered in settings.toml.
-    Needs the extra: pip install 'selfdraft[tray]'.
+    Needs what the extra tray installs.
     """
     import platformdirs
 

@@ -34,7 +34,7 @@ class TrayIcon:
     def __init__(self, tray: Tray, models: Callable[[], Sequence[str]], log: Path) -> None:
         self._tray = tray
         self._find_models = models
-        self._models: Sequence[str] = ()
+        self._models: Sequence[str] | None = None
         self._log = log
         self._surface = Surface(tray.poll, self._entries)
 
@@ -97,6 +97,7 @@ class TrayIcon:
         try:
             self._models = self._find_models()
         except SelfdraftError as error:
+            self._models = ()
             self._tray.complain(str(error))
 
     def _try(self, action: Callable[[], object]) -> None:

@@ -51,13 +51,13 @@ class Actions(Protocol):
 
 
 def menu(
-    reading: Reading, chosen: Choices, models: Sequence[str], modes: Sequence[Mode], actions: Actions
+    reading: Reading, chosen: Choices, models: Sequence[str] | None, modes: Sequence[Mode], actions: Actions
 ) -> list[Entry]:
     """The lines of the menu.
 
     Args:
         chosen: what would be started.
-        models: those on this machine, by name.
+        models: those on this machine, by name; None while they are looked for.
         modes: those that can be had here.
     """
     lines = [Entry(_short(reading.headline))]
@@ -85,13 +85,15 @@ def menu(
     return lines
 
 
-def _models(chosen: Choices, models: Sequence[str], actions: Actions) -> list[Entry]:
-    names = list(dict.fromkeys([*models[:_MOST_MODELS], chosen.model]))
+def _models(chosen: Choices, models: Sequence[str] | None, actions: Actions) -> list[Entry]:
+    names = list(dict.fromkeys([*(models or ())[:_MOST_MODELS], chosen.model]))
     entries = [
         Entry(_short(name), lambda name=name: actions.choose_model(name), checked=name == chosen.model)  # type: ignore[misc]
         for name in names
     ]
-    if len(models) > _MOST_MODELS:
+    if models is None:
+        entries.append(Entry("looking for others ..."))
+    elif len(models) > _MOST_MODELS:
         entries.append(Entry(f"and {len(models) - _MOST_MODELS} more: selfdraft settings set start.model NAME"))
     return entries
 

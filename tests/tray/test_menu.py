@@ -80,6 +80,11 @@ def test_entries_do_what_they_say() -> None:
     ]
 
 
+def test_models_may_still_be_looked_for() -> None:
+    entries = menu(Reading("stopped", "m"), Choices("m", "auto"), None, ("auto",), Actions())
+    assert texts(list(by(entries, "Model").entries)) == ["m", "looking for others ..."]
+
+
 def test_long_names_and_many_models_keep_the_menu_small() -> None:
     many = tuple(f"/models/{'x' * 200}/{index}" for index in range(50))
     entries = lines(Reading("crashed", "m", problem="y" * 500), models=many)
