@@ -79,6 +79,7 @@ class ServerProcess:
     def ask_to_end(self) -> None:
         """Tell the server to end; answers that run may finish. A second time ends them."""
         if self.pid is not None:
+            self.outlive(True)  # or the end of this process would tell it a second time
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 

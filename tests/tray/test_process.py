@@ -21,9 +21,13 @@ from tests.server.conftest import within
 SERVE = """
 import pathlib, selfdraft.cli.app, selfdraft.cli.owned, signal, sys, time
 def main(arguments):
+    told = []
     def end(number, frame):
-        pathlib.Path(arguments[-1]).write_text("ended in order")
-        sys.exit(0)
+        told.append(number)
+        if len(told) == 1:  # as answers that run, which a second signal cuts off
+            time.sleep(0.5)
+            pathlib.Path(arguments[-1]).write_text("ended in order" if len(told) == 1 else "cut off")
+            sys.exit(0)
     signal.signal(signal.SIGTERM, end)
     print("ready", flush=True)
     time.sleep(60)
@@ -69,6 +73,18 @@ def test_it_runs_with_its_log_and_ends_when_told(process: ServerProcess) -> None
     assert os.getsid(process.pid) != os.getsid(0)  # Ctrl-C in our terminal is not for it
     assert ready(process)
     process.ask_to_end()
+    assert ended(process) == 0
+    assert process.log.read_text() == "ended in order"
+
+
+def test_one_that_was_told_to_end_is_not_told_again_when_its_owner_goes(process: ServerProcess) -> None:
+    process.start([], keep=False)
+    assert ready(process)
+    process.ask_to_end()
+    assert process._child is not None
+    assert process._child.stdin is not None
+    time.sleep(0.2)  # two signals at once are one
+    process._child.stdin.close()  # as when its owner is gone
     assert ended(process) == 0
     assert process.log.read_text() == "ended in order"
 
