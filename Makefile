@@ -81,4 +81,4 @@ release-check: ## what docs/release.md asks before an upload, as far as a progra
 	@.venv-packaging/bin/python tools/release/check.py
 
 clean: ## remove the environments, dist and caches
-	rm -rf .agents .venv .venv-clients .venv-packaging .venv-reference dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .agents .venv .venv-clients .venv-packaging .venv-proxy .venv-reference dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

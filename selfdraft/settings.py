@@ -41,7 +41,7 @@ __all__ = [
     "settings_path",
 ]
 
-TABLES = ("server", "start", "models")
+TABLES = ("server", "start", "models", "tray")
 LEAST_IDS = 256  # of a draft vocabulary
 
 Origin = Literal["argument", "environment", "settings.toml", "default"]

@@ -20,6 +20,7 @@ from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .tray import FAULTS as TRAY
 from .tuning import FAULTS as TUNING
 from .vision import FAULTS as VISION
 
@@ -45,4 +46,5 @@ FAULTS = [
     *FORGE_HEAD,
     *VISION,
     *PACKAGING,
+    *TRAY,
 ]
