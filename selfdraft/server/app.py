@@ -162,7 +162,8 @@ def _add_status(app: FastAPI, service: EngineService) -> None:
             return JSONResponse({"status": "stopping", **figures}, 503)
         if not service.ready:
             return JSONResponse({"status": "loading", **figures}, 503, {"Retry-After": "2"})
-        return JSONResponse({"status": "ok", **figures, "mode": service.llm.mode})
+        adapter = service.llm.adapter.name if service.llm.adapter else None
+        return JSONResponse({"status": "ok", **figures, "mode": service.llm.mode, "adapter": adapter})
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -190,6 +191,7 @@ def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> Non
             "max_input_tokens": llm.context_length,
             "max_output_tokens": llm.defaults["max_tokens"],
             "max_depth": llm.max_depth,
+            "adapter": llm.adapter.describe() if llm.adapter else None,
         }
 
     @app.get("/v1/models", summary="The model, under each of its names")
