@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +26,29 @@ __all__ = ["bench"]
 _RESULTS = Path("benchmarks") / "results"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SubjectFlags:
+    """What is measured, beside a model."""
+
+    synthetic: Annotated[
+        Literal["27b", "9b", "tiny"] | None,
+        flag(
+            "--synthetic",
+            "In place of MODEL: a model of real shape with random 4-bit weights and planted acceptance: 27b (16 GB), "
+            "9b (5 GB) or tiny. Default: none.",
+            metavar="SHAPE",
+        ),
+    ] = None
+    adapter_path: AdapterPath = None
+
+    def check(self, model: str | None) -> None:
+        """Raises typer.BadParameter for what does not go together."""
+        if self.synthetic is not None and model is not None:
+            raise typer.BadParameter("goes without MODEL: it makes one", param_hint="'--synthetic'")
+        if self.synthetic is not None and self.adapter_path is not None:
+            raise typer.BadParameter("goes without --synthetic: none is made for it", param_hint="'--adapter-path'")
+
+
 @command
 def bench(
     model: Annotated[
@@ -36,16 +60,7 @@ def bench(
         ),
     ] = None,
     *,
-    synthetic: Annotated[
-        Literal["27b", "9b", "tiny"] | None,
-        flag(
-            "--synthetic",
-            "In place of MODEL: a model of real shape with random 4-bit weights and planted acceptance: 27b (16 GB), "
-            "9b (5 GB) or tiny. Default: none.",
-            metavar="SHAPE",
-        ),
-    ] = None,
-    adapter_path: AdapterPath = None,
+    what: SubjectFlags,
     quick: Annotated[
         bool, flag("--quick", "Less of everything, in under a minute for a small model. Default: off.")
     ] = False,
@@ -80,18 +95,15 @@ def bench(
     acceptance. Writes a JSON file and an SVG picture.
     Figures of a synthetic model are labelled SYNTHETIC.
     """
-    if model is not None and synthetic is not None:
-        raise typer.BadParameter("goes without MODEL: it makes one", param_hint="'--synthetic'")
-    if adapter_path is not None and synthetic is not None:
-        raise typer.BadParameter("goes without --synthetic: no adapter is made for it", param_hint="'--adapter-path'")
+    what.check(model)
     if gguf is not None and not gguf.expanduser().is_file():
         raise SelfdraftError(f"{gguf} is not a file; give a GGUF file with --gguf")
     folder = _writable(output)  # said before minutes of measuring, not after
     from ..settings import load_settings
 
-    settings = load_settings(session_cache_max_bytes=0, adapter_path=adapter_path)  # no warm prefixes to go on from
-    if synthetic:
-        subject, without = _synthetic(synthetic, settings), None
+    settings = load_settings(session_cache_max_bytes=0, adapter_path=what.adapter_path)  # no warm prefixes
+    if what.synthetic:
+        subject, without = _synthetic(what.synthetic, settings), None
     else:
         without = _drafting_without(model or "reference", settings, quick) if settings.adapter_path else None
         subject = _loaded(model or "reference", settings)

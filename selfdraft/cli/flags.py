@@ -78,16 +78,17 @@ def refusal(error: InvalidRequest) -> typer.BadParameter:
     return typer.BadParameter(str(error), param_hint=f"'--{name}'")
 
 
-AdapterPath = Annotated[
-    Path | None,
-    flag(
+def _adapter_flag(panel: str | None) -> Any:
+    return flag(
         "--adapter-path",
         "Folder with a LoRA or DoRA adapter for the trunk, in mlx-lm's format or PEFT's. "
         "Default: $SELFDRAFT_ADAPTER_PATH, else none.",
-        _ENGINE,
+        panel,
         "FOLDER",
-    ),
-]
+    )
+
+
+AdapterPath = Annotated[Path | None, _adapter_flag(None)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +178,7 @@ class EngineFlags:
             "SIZE",
         ),
     ] = None
-    adapter_path: AdapterPath = None
+    adapter_path: Annotated[Path | None, _adapter_flag(_ENGINE)] = None
 
     def given(self) -> dict[str, Any]:
         """The settings among these flags, by name; None where a flag was not given."""

@@ -23,11 +23,11 @@ REAL_LOAD = selfdraft.loading.load
 
 @pytest.fixture
 def adapter(tmp_path: Path) -> Path:
-    """For the bundled model, strong enough to change what it says."""
-    layers = {f"model.layers.{layer}.mlp.up_proj.weight": np.full((1024, 384), 0.1, np.float32) for layer in range(8)}
-    return save_mlx_lm(
-        tmp_path / "pirate", random_updates(layers), model="reference", lora_parameters={"rank": 4, "scale": 60.0}
-    )
+    """For the bundled model under mlx-lm's names, strong enough to change what it says."""
+    names = [f"language_model.model.layers.{layer}.mlp.up_proj.weight" for layer in range(8)]
+    updates = random_updates({name: np.full((1024, 384), 0.1, np.float32) for name in names})
+    strong = {"rank": 4, "scale": 60.0, "dropout": 0.0}
+    return save_mlx_lm(tmp_path / "pirate", updates, model="reference", lora_parameters=strong)
 
 
 def test_inspect_says_what_it_changes(light: Command, adapter: Path) -> None:
@@ -76,7 +76,7 @@ def test_bench_says_what_it_does_to_acceptance(
     assert effect["with"] != effect["without"]
     assert {side["depth"] for side in effect.values()} == {3}
     assert report["adapter"]["name"] == "pirate"
-    assert [row["name"] for row in report["decoding"] if row["depth"] is None]
+    assert [row["name"] for row in report["decoding"] if row["depth"] is None] == ["mlx-lm bfloat16"]
 
 
 def test_bench_makes_no_adapter_for_a_synthetic_model(light: Command, adapter: Path) -> None:

@@ -79,6 +79,7 @@ def test_the_reference_model(report: Callable[..., dict[str, Any]], light: Comma
         "stored_dtype": "bfloat16",
         "quantisation": {"dense": body["quantisation"]["dense"]},
         "head": {"source": "embedded", "tensors": 15, "usable": True, "probed": False, "reason": ""},
+        "adapter": None,
         "max_depth": 8,
         "sampling_defaults": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
         "chat_template": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .adapters import FAULTS as ADAPTERS
 from .disk import FAULTS as DISK
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
@@ -39,4 +40,5 @@ FAULTS = [
     *FANS,
     *FORGE,
     *FORGE_HEAD,
+    *ADAPTERS,
 ]
