@@ -1,6 +1,6 @@
 # Selfdraft. `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup start test test-full test-reference test-clients check mutants bench bench-gpu bench-server bench-sessions clean
+.PHONY: help setup start test test-full test-reference test-clients check docs mutants bench bench-gpu bench-server bench-sessions clean
 
 PY := .venv/bin/python
 
@@ -36,6 +36,10 @@ check: ## ruff and mypy --strict
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
+docs: ## the documentation as a site in build/site; a link that leads nowhere is an error
+	@sh scripts/setup_aside.sh docs tests/docs/requirements.txt
+	.venv-docs/bin/mkdocs build --strict --quiet
+
 mutants: ## plant known faults in a copy and show which test catches each
 	@sh scripts/setup.sh test
 	$(PY) tools/mutants.py
@@ -57,4 +61,4 @@ bench-server: ## speed over HTTP on this machine against mlx_lm.server, in one a
 	$(PY) benchmarks/server.py
 
 clean: ## remove the environments and caches
-	rm -rf .agents .venv .venv-clients .venv-reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .agents .venv .venv-clients .venv-docs .venv-reference build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis

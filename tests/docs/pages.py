@@ -12,7 +12,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["NEEDS", "PAGES", "ROOT", "Block", "Command", "blocks", "commands", "inline"]
+__all__ = ["NEEDS", "PAGES", "ROOT", "Block", "Command", "blocks", "commands", "inline", "outside_blocks"]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -89,7 +89,12 @@ def commands(block: Block) -> list[Command]:
 
 def inline(page: Path) -> list[str]:
     """What is written as code in the text of a page, outside blocks."""
-    return _INLINE.findall(_FENCE.sub("", page.read_text(encoding="utf-8")))
+    return _INLINE.findall(outside_blocks(page))
+
+
+def outside_blocks(page: Path) -> str:
+    """The text of a page without its blocks."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def _plain(block: Block) -> list[Command]:
