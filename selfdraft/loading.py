@@ -41,8 +41,8 @@ def load(
     settings = settings or load_settings()
     if adapter is not None:
         settings = settings.model_copy(update={"adapter_path": Path(adapter)})
-    folder = find_model(model)  # a wrong name is said before anything heavy is imported
-    choose_blas(settings.blas)
+    choose_blas(settings.blas)  # before MLX comes in, which a model on the Hub needs to be judged
+    folder = find_model(model)
     from .llm import LLM  # MLX is imported here
 
     llm = LLM.open(model, folder, settings, profile=profile, progress=progress)

@@ -88,7 +88,7 @@ ALLOWED = {
     },
     "stream": {"engine", "results", "text"},
     "loading": {"device", "errors", "fans", "llm", "settings", "source"},
-    "source": {"errors", "hub"},
+    "source": {"errors", "hub", "models"},
     "assets": set(),
     "server": {
         "__init__",

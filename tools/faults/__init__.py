@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .adapters import FAULTS as ADAPTERS
 from .disk import FAULTS as DISK
+from .docs import FAULTS as DOCS
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
@@ -41,4 +42,5 @@ FAULTS = [
     *FORGE,
     *FORGE_HEAD,
     *ADAPTERS,
+    *DOCS,
 ]
