@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .adapters import FAULTS as ADAPTERS
 from .disk import FAULTS as DISK
+from .docs import FAULTS as DOCS
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
@@ -47,4 +49,6 @@ FAULTS = [
     *VISION,
     *PACKAGING,
     *TRAY,
+    *ADAPTERS,
+    *DOCS,
 ]
