@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .adapters import FAULTS as ADAPTERS
 from .disk import FAULTS as DISK
+from .docs import FAULTS as DOCS
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
@@ -16,9 +18,11 @@ from .kernels import FAULTS as KERNELS
 from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
 from .modules import FAULTS as MODULES
+from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .tray import FAULTS as TRAY
 from .tuning import FAULTS as TUNING
 from .vision import FAULTS as VISION
 
@@ -43,4 +47,8 @@ FAULTS = [
     *FORGE,
     *FORGE_HEAD,
     *VISION,
+    *PACKAGING,
+    *TRAY,
+    *ADAPTERS,
+    *DOCS,
 ]
