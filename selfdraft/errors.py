@@ -8,6 +8,8 @@ SelfdraftError
 │   ├── ModelNotFound   nothing under that name, here or on the Hub
 │   └── DownloadFailed  a model that could not be fetched whole
 ├── FanError            fans that cannot be held or given back, or are not there
+├── TrayError           no icon can be shown here, or it cannot start a server
+├── ServiceError        the operating system's service manager is not there, or refuses
 ├── OutOfMemoryBudget   the memory that weights or an answer need is not there
 └── NonFiniteLogits     the model produced NaN or infinity while decoding
 """
@@ -25,6 +27,8 @@ __all__ = [
     "NonFiniteLogits",
     "OutOfMemoryBudget",
     "SelfdraftError",
+    "ServiceError",
+    "TrayError",
 ]
 
 
@@ -62,6 +66,14 @@ class DownloadFailed(CheckpointError):
 
 class FanError(SelfdraftError):
     """Fans that cannot be held or given back: no Mac, no ThermalForge, or one that does not do what it is told."""
+
+
+class TrayError(SelfdraftError):
+    """No icon can be shown here, or what it was asked for cannot be done."""
+
+
+class ServiceError(SelfdraftError):
+    """The service manager of the operating system is not there, or does not do what it is told."""
 
 
 class OutOfMemoryBudget(SelfdraftError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
 from .memory import Allowance, release_buffers
+from .models.adapters import Adapter, read_adapter
 from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
 from .models.draft_projection import draft_fewer
@@ -54,6 +55,7 @@ class LLM:
     Attributes:
         name: what it was loaded as.
         checkpoint: what its folder holds.
+        adapter: what its trunk was changed by; None for nothing.
         defaults: sampling defaults of its generation_config.json.
         settings: how it was opened.
         budget: what rows and warm prefixes may use of the memory.
@@ -79,9 +81,11 @@ class LLM:
         settings: Settings,
         granted: Allowance,
         vision: VisionChoice,
+        adapter: Adapter | None = None,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
+        self.adapter = adapter
         self.loaded = loaded
         self.tokenizer = tokenizer
         self.template = template
@@ -107,7 +111,7 @@ class LLM:
     def open(
         cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
     ) -> LLM:
-        """Load the model in a folder; see `selfdraft.load`, which finds it by name.
+        """Load the model in a folder, with the adapter of the settings; see `selfdraft.load`, which finds it by name.
 
         Raises:
             OutOfMemoryBudget: its weights do not fit; none was read.
@@ -116,10 +120,12 @@ class LLM:
         tokenizer = Tokenizer.from_folder(folder)
         dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
         vision = choose_vision(checkpoint, settings.vision, tokenizer)
-        granted = Allowance.of(checkpoint.weight_bytes(dtype, tower=not vision.reason), settings.memory_limit)
+        adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
+        weights = checkpoint.weight_bytes(dtype, tower=not vision.reason) + (adapter.nbytes if adapter else 0)
+        granted = Allowance.of(weights, settings.memory_limit)
         granted.enforce()
-        loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
-        notes = [*checkpoint.notes, *vision.notes]
+        loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
+        notes = [*checkpoint.notes, *vision.notes, *(adapter.notes(name) if adapter else ())]
         if granted.warning:
             notes.append(granted.warning)
         if reason:
@@ -137,7 +143,7 @@ class LLM:
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision)
+        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision, adapter)
         if llm.max_depth:
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
@@ -405,7 +411,7 @@ class LLM:
         self.max_depth = self.loaded.model.max_depth = min(depth, self.max_depth)
 
     def describe(self) -> dict[str, Any]:
-        """What runs: device, dtype, BLAS, kernels of our own, depth limit, mode."""
+        """What runs: device, dtype, BLAS, kernels of our own, adapter, depth limit, mode."""
         return {
             "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
             "blas": active_blas(),
@@ -414,6 +420,7 @@ class LLM:
             "weights_bytes": self.weights_bytes,
             "vision": self._vision.described,
             "kernels": used_kernels(),
+            "adapter": self.adapter.describe() if self.adapter else None,
             "max_depth": self.max_depth,
             "context_length": self.context_length,
             "mode": self.mode,
@@ -448,16 +455,21 @@ def sampling_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _with_head_if_sound(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, dtype: mx.Dtype | None, progress: Progress | None
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    dtype: mx.Dtype | None,
+    progress: Progress | None,
+    adapter: Adapter | None,
 ) -> tuple[LoadedModel, str]:
     """The model with its head; or without, and why."""
+    build = partial(build_model, checkpoint, dtype=dtype, progress=progress, adapter=adapter)
     if checkpoint.head.reason:
-        return build_model(checkpoint, with_head=False, dtype=dtype, progress=progress), checkpoint.head.reason
-    loaded = build_model(checkpoint, with_head=True, dtype=dtype, progress=progress)
+        return build(with_head=False), checkpoint.head.reason
+    loaded = build(with_head=True)
     if checkpoint.head.source == "embedded":
         return loaded, ""
     reason = why_foreign(loaded.model, tokenizer.encode(PROBE_TEXT, special=False))
     if not reason:
         return loaded, ""
     del loaded  # one model in memory at a time
-    return build_model(checkpoint, with_head=False, dtype=dtype), reason
+    return build(with_head=False), reason

@@ -163,7 +163,8 @@ def _add_status(app: FastAPI, service: EngineService) -> None:
             return JSONResponse({"status": "stopping", **figures}, 503)
         if not service.ready:
             return JSONResponse({"status": "loading", **figures}, 503, {"Retry-After": "2"})
-        return JSONResponse({"status": "ok", **figures, "mode": service.llm.mode})
+        adapter = service.llm.adapter.name if service.llm.adapter else None
+        return JSONResponse({"status": "ok", **figures, "mode": service.llm.mode, "adapter": adapter})
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -196,6 +197,7 @@ def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> Non
                 "output_modalities": ["text"],
             },
             "capabilities": {"image_input": {"supported": llm.vision}},
+            "adapter": llm.adapter.describe() if llm.adapter else None,
         }
 
     @app.get("/v1/models", summary="The model, under each of its names")

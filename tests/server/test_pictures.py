@@ -122,6 +122,7 @@ def test_an_image_from_elsewhere() -> None:
         ("data:image/png;base64,abc", "its base64 is damaged"),
         ("data:image/png;base64,ab-_", "its base64 is damaged"),
         ("data:image/png;base64,äö", "its base64 is damaged"),
+        (url(png()) + "!", "its base64 is damaged"),
         ("data:image/png;base64,", "the image is empty"),
         (url(b"<svg/>", "image/svg+xml"), "no format that is read here"),
         (url(png()[:44]), "damaged or cut off"),

@@ -79,7 +79,8 @@ class Network:
             async with await asyncio.start_server(self.serve, "127.0.0.1", 0) as server:
                 self.port = server.sockets[0].getsockname()[1]
                 fetcher = Fetcher(most, resolve=self.resolve, connect=self.connect, seconds=seconds)
-                return await asyncio.gather(*map(fetcher.fetch, urls), return_exceptions=True)
+                async with asyncio.timeout(30):  # a test ends, whatever it finds
+                    return await asyncio.gather(*map(fetcher.fetch, urls), return_exceptions=True)
 
         return asyncio.run(run())
 
