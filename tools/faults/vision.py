@@ -92,10 +92,10 @@ FAULTS = [
         SESSIONS,
     ),
     Fault(
-        "a picture is encoded for each row of its prompt",
-        "vision/prompt.py",
-        "if index not in self._embeddings:",
-        "if index not in self._embeddings or start == self.places.places[index].start:",
+        "all images of a prompt are encoded in one turn",
+        "engine/prefill.py",
+        "if self._prepares(row, body):\n            return row.done",
+        "while self._prepares(row, body):\n            pass",
         f"{DECODING} -k encoded_once",
     ),
     Fault(
