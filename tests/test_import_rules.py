@@ -161,6 +161,7 @@ ALLOWED = {
         "tray",
         "tuned",
         "tuning",
+        "vision",
         "__init__",
     },
     "__init__": {"device", "errors", "llm", "loading", "params", "results", "settings"},
