@@ -26,13 +26,14 @@ from .models.probe import PROBE_TEXT, why_foreign
 from .params import SamplingParams
 from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
-from .sessions import PromptSession, SessionBank, Transcripts
+from .sessions import Payload, PromptSession, SessionBank, Transcripts
 from .settings import Settings
 from .stamp import read_stamp
 from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
 
 if TYPE_CHECKING:
+    from .distributed.leading import Leader
     from .fans.max_mode import MaxMode
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
@@ -75,6 +76,7 @@ class LLM:
         notes: list[str],
         settings: Settings,
         granted: Allowance,
+        payload: Payload | None = None,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
@@ -86,7 +88,7 @@ class LLM:
         self.budget = MemoryBudget(engine, replace(granted, weights=loaded.nbytes))
         asked = settings.session_cache_max_bytes
         limit = int(_SESSION_SHARE * (granted.total - granted.weights)) if asked is None else int(asked)
-        self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
+        self.sessions = SessionBank(loaded.model.new_state, limit, payload=payload) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
         self.max_mode: MaxMode | None = None
@@ -97,9 +99,19 @@ class LLM:
 
     @classmethod
     def open(
-        cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
+        cls,
+        name: str,
+        folder: Path,
+        settings: Settings,
+        *,
+        profile: bool = False,
+        progress: Progress | None = None,
+        leader: Leader | None = None,
     ) -> LLM:
         """Load the model in a folder; see `selfdraft.load`, which finds it by name.
+
+        Args:
+            leader: of a group whose ranks share the model; this is rank 0 of it.
 
         Raises:
             OutOfMemoryBudget: its weights do not fit; none was read.
@@ -107,9 +119,14 @@ class LLM:
         checkpoint, stamp = classify(folder), read_stamp(folder)
         tokenizer = Tokenizer.from_folder(folder)
         dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
-        granted = Allowance.of(checkpoint.weight_bytes(dtype), settings.memory_limit)
+        ranks = leader.group.size if leader else 1
+        granted = Allowance.of(checkpoint.weight_bytes(dtype) // ranks, settings.memory_limit)
+        granted = leader.meet(checkpoint, dtype, granted) if leader else granted
         granted.enforce()
-        loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
+        if leader:
+            loaded, reason = leader.load(checkpoint, dtype, progress)
+        else:
+            loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
         notes = list(checkpoint.notes)
         if granted.warning:
             notes.append(granted.warning)
@@ -121,15 +138,16 @@ class LLM:
             size = size or stamp.draft_vocabulary
             loaded.model.max_depth = stamp.limited(loaded.model.max_depth)
             notes += stamp.notes
-        loaded = draft_fewer(loaded, size, always)
+        loaded = draft_fewer(loaded, 0 if leader else size, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted)
-        if llm.max_depth:
+        payload = leader.payload if leader else None
+        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, payload)
+        if llm.max_depth and not leader:  # what one process measured says nothing of several
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
 

@@ -11,6 +11,7 @@ from .settings import Settings, load_settings
 from .source import find_model
 
 if TYPE_CHECKING:
+    from .distributed.leading import Leader
     from .llm import LLM
 
 __all__ = ["load"]
@@ -22,6 +23,7 @@ def load(
     settings: Settings | None = None,
     profile: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    leader: Leader | None = None,
 ) -> LLM:
     """Load a model and its tokenizer.
 
@@ -30,6 +32,7 @@ def load(
         settings: how the engine runs; by default from the environment (SELFDRAFT_*).
         profile: time the stages of every cycle (slower; `llm.profile_report()` has the result).
         progress: called with (bytes read, bytes in all) while weights are read.
+        leader: on rank 0 of a group, see docs/scaling.md.
 
     Raises:
         ModelNotFound: nothing by that name.
@@ -40,7 +43,7 @@ def load(
     choose_blas(settings.blas)
     from .llm import LLM  # MLX is imported here
 
-    llm = LLM.open(model, folder, settings, profile=profile, progress=progress)
+    llm = LLM.open(model, folder, settings, profile=profile, progress=progress, leader=leader)
     if settings.mode == "max":
         _hold_fans(llm)
     return llm

@@ -17,6 +17,7 @@ from .base import Model
 from .checkpoint import HEAD, Checkpoint
 from .few_rows import use_few_row_kernels
 from .fit import describe_misfits
+from .sharding import Part, Ranks, install, part_of
 
 __all__ = ["LoadedModel", "always_fp32", "build_model", "quantisation_of", "stored_as"]
 
@@ -40,7 +41,12 @@ class LoadedModel:
 
 
 def build_model(
-    checkpoint: Checkpoint, *, with_head: bool, dtype: mx.Dtype | None = None, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    *,
+    with_head: bool,
+    dtype: mx.Dtype | None = None,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> LoadedModel:
     """Load the weights.
 
@@ -48,23 +54,39 @@ def build_model(
         with_head: also load the MTP head; its report must not carry a reason against it.
         dtype: of every floating tensor (A_log apart); None keeps what is stored.
         progress: called with (bytes read, bytes in all).
+        ranks: load this rank's part alone.
 
     Raises:
-        CheckpointError: tensors are missing, surplus, or of the wrong shape, each by name.
+        CheckpointError: tensors are missing, surplus, or of the wrong shape, each by name; the ranks cannot share it.
     """
     family = checkpoint.architecture
-    module = family.build(checkpoint.text_config, with_head)
-    loaded = _fill(module, checkpoint, with_head, dtype)
+    part = _part(checkpoint, ranks) if ranks else None
+    module = family.build(part.config if part else checkpoint.text_config, with_head)
+    loaded = _fill(module, checkpoint, with_head, dtype, part)
     module.eval()
+    if part and ranks:
+        install(module, part, ranks)
     use_few_row_kernels(module)
     _read(module, progress)
     return loaded
 
 
-def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype | None) -> LoadedModel:
+def _part(checkpoint: Checkpoint, ranks: Ranks) -> Part:
+    sharding = checkpoint.architecture.sharding
+    if sharding is None:
+        raise CheckpointError(
+            f"{checkpoint.folder}: models of type {checkpoint.model_type} cannot be shared by several ranks yet; "
+            "run it on one machine"
+        )
+    return sharding(checkpoint.text_config, ranks.rank, ranks.size)
+
+
+def _fill(
+    module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype | None, part: Part | None
+) -> LoadedModel:
     """Give a module its weights, not read yet. Nobody else has them: those that are put together are held once."""
     weights = {
-        name: stored_as(checkpoint, name, tensor, dtype)
+        name: stored_as(checkpoint, name, part_of(name, tensor, part.cut(name)) if part else tensor, dtype)
         for name, tensor in checkpoint.mapped_anew().items()
         if with_head or not name.startswith(HEAD)
     }

@@ -25,6 +25,7 @@ from .draft_projection import Projecting
 from .few_rows import Entrance, GatedMLP, Normed, joined
 from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
+from .qwen3_5_part import qwen3_5_part
 from .transformer import RECURRENT_DEPTH
 
 __all__ = ["Experts", "Qwen35", "Qwen35Args", "assemble", "canonical", "zero_centred"]
@@ -433,5 +434,6 @@ register(
         verified="trunk: transformers; head: its published formula on transformers' layers; a trained checkpoint",
         assemble=assemble,
         zero_centred=zero_centred,
+        sharding=qwen3_5_part,
     )
 )

@@ -19,6 +19,7 @@ from .config import whole_number
 from .experts import stack_experts
 from .qwen3_5 import Experts, Qwen35, Qwen35Args, assemble, canonical, zero_centred
 from .qwen3_5_moe import sparse_mlp
+from .qwen3_5_part import qwen3_5_part
 
 __all__: list[str] = []
 
@@ -80,5 +81,6 @@ register(
         verified="trunk: transformers; head: its published formula on transformers' layers; random weights",
         assemble=_assemble,
         zero_centred=zero_centred,
+        sharding=qwen3_5_part,
     )
 )

@@ -184,10 +184,16 @@ class EngineService:
         """Cancel what runs and waits, and end the thread."""
         self.drain()
         self._mailbox.put(lambda: self._drop([*self._waiting, *self._running]))
-        self._thread.join(10)  # a model that is still being loaded is not waited for any longer
+        # A model that is still being loaded is not waited for any longer, and a thread that hangs not at all.
+        self._thread.join(10 if self.failure is None else 1)
         if self.disk is not None:
             self.disk.close()
         self._give_fans_back()
+
+    def fail(self, error: SelfdraftError) -> None:
+        """End everything with an error, from another thread: the engine's waits for what never comes."""
+        self.failure = error
+        self._fail_all(error)
 
     @property
     def ready(self) -> bool:
@@ -377,6 +383,7 @@ class EngineService:
 
     def _fail_all(self, error: BaseException) -> None:
         failed = SelfdraftError(f"the engine broke down ({type(error).__name__}: {error}); restart the server")
+        failed = error if error is self.failure and isinstance(error, SelfdraftError) else failed
         with self._lock:
             self._stopping = True
         self._running, running = [], self._running  # what is in the mail is not for rows of an engine that is no more

@@ -1,0 +1,258 @@
+"""Rank 0: the model as the engine sees it, of which every call runs on all ranks, and warm prefixes held in parts.
+
+The engine, its rules, noise, depths, grammars and stops are on this rank alone. The others are told which forward comes
+next; tokens, and a hidden they do not have, are shared on the device. So there is one decision, and nothing to agree on.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from ..engine import Boundary, Cut
+from ..errors import InvalidRequest, SelfdraftError
+from ..memory import Allowance
+from ..models.checkpoint import Checkpoint
+from ..models.loader import LoadedModel, build_model
+from ..sessions.payload import Arrays, Payload, cut_moment, cut_span, join
+from ..state import Captured, RowState
+from .channel import Link, Message, watch
+from .facts import difference, facts
+from .group import Group
+from .parts import built_part, why_no_head
+from .rendezvous import meet_followers
+
+__all__ = ["Leader", "LeadingModel"]
+
+log = logging.getLogger(__name__)
+
+
+class Leader:
+    """What rank 0 has of the group.
+
+    Args:
+        lost: called once, on any thread, when a rank is lost: nothing that is being computed comes to an end then.
+
+    Attributes:
+        failure: why the group can run no more; None while it can.
+    """
+
+    def __init__(self, group: Group, lost: Callable[[SelfdraftError], None] = lambda error: None) -> None:
+        self.group = group
+        self.lost = lost
+        self.failure: SelfdraftError | None = None
+        self._links: dict[int, Link] = {}
+        self._ready: dict[int, int] = {}
+        self._numbers = count(1)
+
+    def meet(self, checkpoint: Checkpoint, dtype: mx.Dtype | None, granted: Allowance) -> Allowance:
+        """Connect, compare what ranks have, and learn what the one with least memory can give.
+
+        Raises:
+            SelfdraftError: they do not come; one has something else than this rank, by name.
+        """
+        mine = facts(checkpoint, dtype)
+        total = granted.total
+        found = meet_followers(self.group)
+        self._links = {rank: link for rank, (link, _) in found.items()}
+        for link, hello in found.values():
+            if problem := difference(mine, hello["facts"], link.name):
+                self.close(problem)
+                raise InvalidRequest(problem)
+            total = min(total, int(hello["granted"]))
+        for rank, link in self._links.items():
+            link.send(["welcome"])
+            link.beat()
+            watch(link, lambda message, rank=rank: self._take(rank, message), self._lose)
+        return Allowance(granted.weights, total, granted.limited)
+
+    def load(
+        self, checkpoint: Checkpoint, dtype: mx.Dtype | None, progress: Callable[[int, int], None] | None
+    ) -> tuple[LoadedModel, str]:
+        """This rank's part of a model, which runs on all ranks; and why it has no head, if it has none."""
+        loaded = built_part(checkpoint, dtype, self.group, progress)
+        model: Any = LeadingModel(loaded.model, self)
+        return LoadedModel(model, loaded.dtype, loaded.quantisation, loaded.nbytes), why_no_head(checkpoint)
+
+    @property
+    def payload(self) -> Payload:
+        """How the session bank takes boundaries apart, so that every rank keeps its part."""
+        return Payload(self._cut_span, self._cut_moment, self._join)
+
+    @property
+    def control_bytes(self) -> int:
+        """Sent to the other ranks beside the device."""
+        return sum(link.sent for link in self._links.values())
+
+    def number(self, held: Any) -> int:
+        """A number under which the other ranks hold their part of something, as long as this rank does."""
+        number = next(self._numbers)
+        weakref.finalize(held, self.tell, ["drop", number]).atexit = False
+        return number
+
+    def tell(self, message: Message) -> None:
+        """Have the other ranks do something."""
+        for link in self._links.values():
+            link.send(message)
+
+    def close(self, why: str = "") -> None:
+        """End the other ranks: with an error if there is one to tell."""
+        for link in self._links.values():
+            link.send(["end", why])
+            link.close()
+
+    def _take(self, rank: int, message: Message) -> None:
+        """What a rank says: only ever that it cannot go on."""
+        self._lose(SelfdraftError(f"{self._links[rank].name} broke down: {message[1]}"))
+
+    def _lose(self, error: SelfdraftError) -> None:
+        if self.failure is None:
+            self.failure = SelfdraftError(f"the group is broken: {error}")
+            log.error("%s", self.failure)
+            self.lost(self.failure)
+
+    def _cut_span(self, boundary: Boundary, start: int, *, head: bool) -> Arrays:
+        span = _Held(cut_span(boundary, start, head=head))
+        span.number = self.number(span)
+        self.tell(["span", span.number, *_place(boundary), start, head])
+        return span
+
+    def _cut_moment(self, boundary: Boundary, *, head: bool) -> Arrays:
+        moment = _Held(cut_moment(boundary, head=head))
+        moment.number = self.number(moment)
+        self.tell(["moment", moment.number, *_place(boundary), head])
+        return moment
+
+    def _join(
+        self, empty: RowState, spans: Sequence[Arrays], moment: Arrays, cuts: tuple[Cut, ...], *, head: bool
+    ) -> Boundary:
+        numbers = [span.number for span in spans if isinstance(span, _Held)]
+        assert isinstance(moment, _Held)
+        assert len(numbers) == len(spans)
+        self.tell(["join", empty.number, numbers, moment.number, cuts[-1].end, head])
+        return join(empty, spans, moment, cuts, head=head)
+
+
+class _Held(dict[str, mx.array]):
+    """Arrays of which the other ranks hold their part, under a number."""
+
+    number = 0
+
+
+def _place(boundary: Boundary) -> tuple[int, int]:
+    """Whose state, and after how many tokens."""
+    return boundary.state.number, boundary.state.length
+
+
+class LeadingModel:
+    """Implements `models.Model`; a call is told to the other ranks, then made here.
+
+    Args:
+        part: this rank's part.
+    """
+
+    looks_ahead = False  # what others were told cannot be taken back
+
+    def __init__(self, part: Any, leader: Leader) -> None:
+        self._part = part
+        self._leader = leader
+        self._group = leader.group
+        self._output: mx.array | None = None  # of the newest call: the others have it, too
+        self._tokens: list[mx.array] = []  # of the newest forward
+        self.vocab_size: int = part.vocab_size
+        self.context_length: int = part.context_length
+
+    @property
+    def max_depth(self) -> int:
+        """See `Model`."""
+        depth: int = self._part.max_depth
+        return depth
+
+    @max_depth.setter
+    def max_depth(self, depth: int) -> None:
+        self._part.max_depth = depth
+
+    def new_state(self) -> RowState:
+        """See `Model`; of what all ranks hold, this rank's part."""
+        state: RowState = self._part.new_state()
+        state.number = self._leader.number(state)
+        return state
+
+    def row_bytes(self, tokens: int) -> int:
+        """See `Model`; on a rank."""
+        size: int = self._part.row_bytes(tokens)
+        return size
+
+    def working_bytes(self, tokens: int, length: int) -> int:
+        """See `Model`; on a rank."""
+        size: int = self._part.working_bytes(tokens, length)
+        return size
+
+    def forward(self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool) -> tuple[mx.array, Captured]:
+        """See `Model`."""
+        numbers, lengths = [row.number for row in rows], [row.length for row in rows]
+        self._leader.tell(["forward", numbers, lengths, tokens.shape[1], keep_steps, self._digest()])
+        tokens = self._group.share(tokens.astype(mx.int32))
+        self._tokens = [tokens]
+        hidden, captured = self._part.forward(tokens, rows, keep_steps=keep_steps)
+        return self._put_out(hidden), _Captured(captured.layers, self._leader)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """See `Model`."""
+        self._leader.tell(["logits", *self._shape(hidden)])
+        return self._put_out(self._part.logits(self._shared(hidden)))
+
+    def draft_only(self, tokens: Sequence[int] | None) -> int:
+        """See `Model`; all tokens are drafted here."""
+        assert tokens is None, "settings of a group draft all tokens"
+        return 0
+
+    def draft_logits(self, hidden: mx.array, step: int = 0, *, whole: bool = False) -> mx.array:
+        """See `Model`."""
+        self._leader.tell(["draft_logits", *self._shape(hidden), step])
+        return self._put_out(self._part.draft_logits(self._shared(hidden), step, whole=whole))
+
+    def draft(
+        self, tokens: mx.array, hidden: mx.array, rows: Sequence[RowState], offsets: Sequence[int], step: int = 0
+    ) -> mx.array:
+        """See `Model`."""
+        numbers = [row.number for row in rows]
+        self._leader.tell(["draft", *self._shape(hidden), numbers, list(offsets), step])
+        tokens = self._group.share(tokens.astype(mx.int32))
+        return self._put_out(self._part.draft(tokens, self._shared(hidden), rows, offsets, step))
+
+    def _shape(self, hidden: mx.array) -> tuple[list[int], str]:
+        """How a hidden comes to the others: its shape and dtype, or "" for what the newest call put out there."""
+        return list(hidden.shape), "" if hidden is self._output else str(hidden.dtype).removeprefix("mlx.core.")
+
+    def _shared(self, hidden: mx.array) -> mx.array:
+        return hidden if hidden is self._output else self._group.share(hidden)
+
+    def _put_out(self, output: mx.array) -> mx.array:
+        self._output = output
+        self._group.follow(output)
+        return output
+
+    def _digest(self) -> int:
+        """Of the tokens of the forward before, which are known by now."""
+        return zlib.crc32(np.array(self._tokens.pop(), dtype=np.int32).tobytes()) if self._tokens else 0
+
+
+class _Captured(Captured):
+    """Of which the other ranks commit as much."""
+
+    def __init__(self, layers: list[Any], leader: Leader) -> None:
+        super().__init__(layers)
+        self._leader = leader
+
+    def commit(self, rows: Sequence[RowState], tokens: Sequence[int]) -> None:
+        """See `Captured`."""
+        self._leader.tell(["commit", list(tokens)])
+        super().commit(rows, tokens)
