@@ -14,6 +14,7 @@ import mlx.core as mx
 from . import tuned
 from .budget import MemoryBudget, Need, together
 from .device import active_blas, choose_dtype
+from .distributed.facts import facts
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
@@ -121,7 +122,7 @@ class LLM:
         dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
         ranks = leader.group.size if leader else 1
         granted = Allowance.of(checkpoint.weight_bytes(dtype) // ranks, settings.memory_limit)
-        granted = leader.meet(checkpoint, dtype, granted) if leader else granted
+        granted = leader.meet(facts(checkpoint, dtype), granted) if leader else granted
         granted.enforce()
         if leader:
             loaded, reason = leader.load(checkpoint, dtype, progress)

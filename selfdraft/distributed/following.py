@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,13 +14,11 @@ import numpy as np
 from ..engine import Boundary, Cut
 from ..errors import SelfdraftError
 from ..memory import Allowance
-from ..models.checkpoint import Checkpoint
+from ..models.loader import LoadedModel
 from ..sessions.payload import Arrays, cut_moment, cut_span, join
 from ..state import Captured, RowState
 from .channel import Link, Message, watch
-from .facts import facts
 from .group import Group
-from .parts import built_part
 from .rendezvous import meet_leader
 
 __all__ = ["follow"]
@@ -28,20 +26,25 @@ __all__ = ["follow"]
 log = logging.getLogger(__name__)
 
 
-def follow(group: Group, checkpoint: Checkpoint, dtype: mx.Dtype | None, granted: Allowance) -> None:
+def follow(group: Group, mine: Mapping[str, str], granted: Allowance, build: Callable[[], LoadedModel]) -> None:
     """Hold a part of a model for rank 0 until that ends.
+
+    Args:
+        mine: what this rank has, see `facts.facts`.
+        granted: what it may use.
+        build: makes the part, once rank 0 takes this rank.
 
     Raises:
         SelfdraftError: rank 0 refuses this rank, with the reason, or is lost.
     """
-    link = meet_leader(group, {"facts": facts(checkpoint, dtype), "granted": granted.total})
+    link = meet_leader(group, {"facts": dict(mine), "granted": granted.total})
     if (answer := link.receive())[0] == "end":
         raise SelfdraftError(answer[1])
     link.beat()
     told: queue.SimpleQueue[Message | SelfdraftError] = queue.SimpleQueue()
     watch(link, told.put, told.put)
     try:
-        part = Follower(built_part(checkpoint, dtype, group).model, group)
+        part = Follower(build().model, group)
         while (message := _next(told))[0] != "end":
             part.obey(message)
     except Exception as error:
@@ -98,9 +101,7 @@ class Follower:
     def _on_draft_logits(self, shape: list[int], dtype: str, step: int) -> None:
         self._put_out(self._part.draft_logits(self._hidden(shape, dtype), step, whole=True))
 
-    def _on_draft(
-        self, shape: list[int], dtype: str, numbers: list[int], offsets: list[int], step: int
-    ) -> None:
+    def _on_draft(self, shape: list[int], dtype: str, numbers: list[int], offsets: list[int], step: int) -> None:
         tokens = self._given(shape[:2])
         self._put_out(self._part.draft(tokens, self._hidden(shape, dtype), self._at(numbers), offsets, step))
 

@@ -13,6 +13,7 @@ from .environment import Backend
 
 __all__ = ["Group"]
 
+
 class Group:
     """Implements `models.sharding.Ranks`.
 

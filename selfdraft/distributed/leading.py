@@ -10,6 +10,7 @@ import logging
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -20,11 +21,11 @@ from ..engine import Boundary, Cut
 from ..errors import InvalidRequest, SelfdraftError
 from ..memory import Allowance
 from ..models.checkpoint import Checkpoint
-from ..models.loader import LoadedModel, build_model
+from ..models.loader import LoadedModel
 from ..sessions.payload import Arrays, Payload, cut_moment, cut_span, join
 from ..state import Captured, RowState
 from .channel import Link, Message, watch
-from .facts import difference, facts
+from .facts import difference
 from .group import Group
 from .parts import built_part, why_no_head
 from .rendezvous import meet_followers
@@ -52,13 +53,15 @@ class Leader:
         self._ready: dict[int, int] = {}
         self._numbers = count(1)
 
-    def meet(self, checkpoint: Checkpoint, dtype: mx.Dtype | None, granted: Allowance) -> Allowance:
+    def meet(self, mine: Mapping[str, str], granted: Allowance) -> Allowance:
         """Connect, compare what ranks have, and learn what the one with least memory can give.
+
+        Args:
+            mine: what this rank has, see `facts.facts`.
 
         Raises:
             SelfdraftError: they do not come; one has something else than this rank, by name.
         """
-        mine = facts(checkpoint, dtype)
         total = granted.total
         found = meet_followers(self.group)
         self._links = {rank: link for rank, (link, _) in found.items()}
@@ -78,8 +81,7 @@ class Leader:
     ) -> tuple[LoadedModel, str]:
         """This rank's part of a model, which runs on all ranks; and why it has no head, if it has none."""
         loaded = built_part(checkpoint, dtype, self.group, progress)
-        model: Any = LeadingModel(loaded.model, self)
-        return LoadedModel(model, loaded.dtype, loaded.quantisation, loaded.nbytes), why_no_head(checkpoint)
+        return replace(loaded, model=LeadingModel(loaded.model, self)), why_no_head(checkpoint)
 
     @property
     def payload(self) -> Payload:

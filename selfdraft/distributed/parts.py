@@ -21,9 +21,7 @@ def built_part(
     Raises:
         CheckpointError: the ranks cannot share this model.
     """
-    return build_model(
-        checkpoint, with_head=not why_no_head(checkpoint), dtype=dtype, progress=progress, ranks=group
-    )
+    return build_model(checkpoint, with_head=not why_no_head(checkpoint), dtype=dtype, progress=progress, ranks=group)
 
 
 def why_no_head(checkpoint: Checkpoint) -> str:
