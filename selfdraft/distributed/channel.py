@@ -132,8 +132,8 @@ def accept(listener: socket.socket, secret: str, others: int) -> dict[int, tuple
             connection, (host, *_) = listener.accept()
         except TimeoutError as error:
             raise SelfdraftError(
-                f"{others - len(found)} of {others} ranks do not connect to rank 0 within {_MEETING:g} s: is a firewall "
-                "between the machines?"
+                f"{others - len(found)} of {others} ranks do not connect to rank 0 within {_MEETING:g} s: is a "
+                "firewall between the machines?"
             ) from error
         link = Link(connection, host)
         try:

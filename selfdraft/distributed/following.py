@@ -17,7 +17,7 @@ from ..memory import Allowance
 from ..models.loader import LoadedModel
 from ..sessions.payload import Arrays, cut_moment, cut_span, join
 from ..state import Captured, RowState
-from .channel import Link, Message, watch
+from .channel import Message, watch
 from .group import Group
 from .rendezvous import meet_leader
 

@@ -1,7 +1,7 @@
-"""The processes that hold one model together, and what passes between them on the device. Knows no model and no socket.
+"""The processes that hold one model together, and what passes between them on the device. Knows no model, no socket.
 
-Ranks must run the same collectives in the same order. Inside a forward each hangs on the one before it; between forwards
-`Group` makes it so, for MLX evaluates lazily and each rank another graph.
+Ranks must run the same collectives in the same order. Inside a forward each hangs on the one before it; between
+forwards `Group` makes it so, for MLX evaluates lazily and each rank another graph.
 """
 
 from __future__ import annotations

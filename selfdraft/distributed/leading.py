@@ -1,7 +1,7 @@
 """Rank 0: the model as the engine sees it, of which every call runs on all ranks, and warm prefixes held in parts.
 
-The engine, its rules, noise, depths, grammars and stops are on this rank alone. The others are told which forward comes
-next; tokens, and a hidden they do not have, are shared on the device. So there is one decision, and nothing to agree on.
+The engine, its rules, noise, depths, grammars and stops are on this rank alone. The others are told which forward
+comes next; tokens, and a hidden they do not have, are shared on the device. So whatever is decided is decided once.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..memory import Allowance
 from ..models.checkpoint import Checkpoint
 from ..models.loader import LoadedModel
 from ..sessions.payload import Arrays, Payload, cut_moment, cut_span, join
+from ..settings import Settings
 from ..state import Captured, RowState
 from .channel import Link, Message, watch
 from .facts import difference
@@ -82,6 +83,14 @@ class Leader:
         """This rank's part of a model, which runs on all ranks; and why it has no head, if it has none."""
         loaded = built_part(checkpoint, dtype, self.group, progress)
         return replace(loaded, model=LeadingModel(loaded.model, self)), why_no_head(checkpoint)
+
+    def adapted(self, settings: Settings) -> Settings:
+        """Settings without what a group does not have; said so where the user asked for it."""
+        lacking: dict[str, Any] = {"ssd_session_cache": "off", "draft_vocabulary": 0}
+        for name, value in lacking.items():
+            if name in settings.model_fields_set and getattr(settings, name) != value:
+                log.warning("%s is %s in a group: its ranks hold parts of the state and the vocabulary", name, value)
+        return settings.model_copy(update=lacking)
 
     @property
     def payload(self) -> Payload:

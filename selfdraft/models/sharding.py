@@ -1,8 +1,8 @@
 """Tensor parallelism (arXiv 1909.08053): one rank's part of a model. Knows names and axes of weights; no processes.
 
-A block takes the whole hidden on every rank. Its first matrices are cut by rows, so that a rank has some of the heads or
-of the inner width; its last one by columns, so that what ranks put out has to be summed. Embedding and output projection
-are cut by tokens. A part is built as a smaller model of the same family, whose state is a part of the state.
+A block takes the whole hidden on every rank. Its first matrices are cut by rows, so that a rank has some of the heads
+or of the inner width; its last one by columns, so that what ranks put out has to be summed. Embedding and output
+projection are cut by tokens. A part is built as a smaller model of the same family, whose state is a part of the state.
 """
 
 from __future__ import annotations
