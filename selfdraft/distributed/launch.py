@@ -28,7 +28,7 @@ from ..errors import InvalidRequest, SelfdraftError
 from .environment import Backend
 from .hostfile import Hosts
 
-__all__ = ["run_here", "run_on_hosts"]
+__all__ = ["environments", "run_here", "run_on_hosts"]
 
 _LOOPBACK = "127.0.0.1"
 _PATIENCE = 20.0  # seconds that rank 0 has to tell its clients once another rank is gone
@@ -43,7 +43,7 @@ def run_here(command: Sequence[str], ranks: int, backend: Backend) -> None:
         SelfdraftError: a rank ended with an error.
     """
     with tempfile.TemporaryDirectory(prefix="selfdraft-") as folder:
-        environments = list(_environments(ranks, backend, Path(folder)))
+        environments = list(environments(ranks, backend, Path(folder)))
         processes = [
             subprocess.Popen(command, env={**os.environ, **each}, start_new_session=True) for each in environments
         ]
@@ -89,7 +89,7 @@ def run_on_hosts(command: Sequence[str], hosts: Hosts, backend: Backend, environ
         raise _ended(*broken[0])
 
 
-def _environments(ranks: int, backend: Backend, folder: Path) -> Iterator[dict[str, str]]:
+def environments(ranks: int, backend: Backend, folder: Path) -> Iterator[dict[str, str]]:
     """What each rank on this machine is told."""
     if backend == "ring":
         hostfile = folder / "hosts.json"
