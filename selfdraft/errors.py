@@ -6,6 +6,7 @@ SelfdraftError
 ├── CheckpointError     a model folder or file that cannot be used
 │   ├── ModelNotFound   nothing under that name, here or on the Hub
 │   └── DownloadFailed  a model that could not be fetched whole
+├── GroupBroken         a rank of those that share a model is lost
 ├── FanError            fans that cannot be held or given back, or are not there
 ├── OutOfMemoryBudget   the memory that weights or an answer need is not there
 └── NonFiniteLogits     the model produced NaN or infinity while decoding
@@ -18,6 +19,7 @@ __all__ = [
     "ContextOverflow",
     "DownloadFailed",
     "FanError",
+    "GroupBroken",
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
@@ -56,6 +58,10 @@ class DownloadFailed(CheckpointError):
 
 class FanError(SelfdraftError):
     """Fans that cannot be held or given back: no Mac, no ThermalForge, or one that does not do what it is told."""
+
+
+class GroupBroken(SelfdraftError):
+    """A rank that holds a part of the model is lost: nothing that runs can come to an end."""
 
 
 class OutOfMemoryBudget(SelfdraftError):

@@ -33,6 +33,7 @@ ALLOWED = {
     "text": {"errors"},
     "sessions": {"engine", "errors", "files", "state"},
     "stamp": {"errors", "files"},
+    "distributed": {"__init__", "engine", "errors", "memory", "models", "sessions", "settings", "state"},
     "forge": {
         "device",
         "engine",
@@ -70,6 +71,7 @@ ALLOWED = {
     "llm": {
         "budget",
         "device",
+        "distributed",
         "engine",
         "errors",
         "fans",
@@ -87,7 +89,7 @@ ALLOWED = {
         "tuned",
     },
     "stream": {"engine", "results", "text"},
-    "loading": {"device", "errors", "fans", "llm", "settings", "source"},
+    "loading": {"device", "distributed", "errors", "fans", "llm", "settings", "source"},
     "source": {"errors", "hub"},
     "assets": set(),
     "server": {
@@ -127,6 +129,7 @@ ALLOWED = {
     },
     "cli": {
         "device",
+        "distributed",
         "doctor",
         "engine",
         "errors",

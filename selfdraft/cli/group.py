@@ -86,7 +86,7 @@ class GroupFlags:
         except InvalidRequest as error:
             raise refusal(error) from error
         given = {name: value for name, value in os.environ.items() if name.startswith("SELFDRAFT_") and name != _SECRET}
-        run_on_hosts(command, hosts, hosts.backend, given)  # type: ignore[arg-type]
+        run_on_hosts(command, hosts, hosts.backend, given)
 
 
 def _without_flags(arguments: Sequence[str]) -> list[str]:

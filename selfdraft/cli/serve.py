@@ -234,7 +234,7 @@ def serve_model(
 
     server = Server(settings, engine.model, load, listener, started)
     if leader:
-        leader.lost = lambda error: (server.service.fail(error), server.stop())
+        leader.lost = server.fail
     with noted(settings.host, port, model_id(engine.model)):
         server.run()
     if failure:

@@ -33,6 +33,7 @@ class Link:
 
     Attributes:
         name: of the rank at the other end, for people.
+        host: its machine.
         sent: bytes.
     """
 
@@ -43,7 +44,7 @@ class Link:
         self._lock = threading.Lock()
         self._received = b""
         self._closed = threading.Event()
-        self.name = name
+        self.name, self.host = name, ""
         self.sent = 0
 
     def send(self, message: Message) -> None:
@@ -143,7 +144,7 @@ def accept(listener: socket.socket, secret: str, others: int) -> dict[int, tuple
         if not secrets.compare_digest(str(presented), secret):
             link.close()  # whoever it was, it is none of the ranks
             continue
-        link.name = f"rank {hello['rank']} ({hello['host']})"
+        link.name, link.host = f"rank {hello['rank']}", str(hello["host"])
         found[hello["rank"]] = link, hello
     return found
 

@@ -43,10 +43,8 @@ def run_here(command: Sequence[str], ranks: int, backend: Backend) -> None:
         SelfdraftError: a rank ended with an error.
     """
     with tempfile.TemporaryDirectory(prefix="selfdraft-") as folder:
-        environments = list(environments(ranks, backend, Path(folder)))
-        processes = [
-            subprocess.Popen(command, env={**os.environ, **each}, start_new_session=True) for each in environments
-        ]
+        told = environments(ranks, backend, Path(folder))
+        processes = [subprocess.Popen(command, env={**os.environ, **each}, start_new_session=True) for each in told]
         try:
             with _signals_to(lambda: [processes[0].pid], lambda: [each.pid for each in processes]):
                 codes = _wait(processes)

@@ -11,6 +11,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -18,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..engine import Boundary, Cut
-from ..errors import InvalidRequest, SelfdraftError
+from ..errors import GroupBroken, InvalidRequest, SelfdraftError
 from ..memory import Allowance
 from ..models.checkpoint import Checkpoint
 from ..models.loader import LoadedModel
@@ -67,14 +68,14 @@ class Leader:
         found = meet_followers(self.group)
         self._links = {rank: link for rank, (link, _) in found.items()}
         for link, hello in found.values():
-            if problem := difference(mine, hello["facts"], link.name):
+            if problem := difference(mine, hello["facts"], f"{link.name} ({link.host})"):
                 self.close(problem)
                 raise InvalidRequest(problem)
             total = min(total, int(hello["granted"]))
         for rank, link in self._links.items():
             link.send(["welcome"])
             link.beat()
-            watch(link, lambda message, rank=rank: self._take(rank, message), self._lose)
+            watch(link, partial(self._take, rank), partial(self._lose, rank))
         return Allowance(granted.weights, total, granted.limited)
 
     def load(
@@ -121,12 +122,13 @@ class Leader:
 
     def _take(self, rank: int, message: Message) -> None:
         """What a rank says: only ever that it cannot go on."""
-        self._lose(SelfdraftError(f"{self._links[rank].name} broke down: {message[1]}"))
+        log.error("rank %d says: %s", rank, message[1])
+        self._lose(rank, SelfdraftError(f"rank {rank} broke down; the log says why"))
 
-    def _lose(self, error: SelfdraftError) -> None:
+    def _lose(self, rank: int, error: SelfdraftError) -> None:
         if self.failure is None:
-            self.failure = SelfdraftError(f"the group is broken: {error}")
-            log.error("%s", self.failure)
+            self.failure = GroupBroken(f"the group of ranks is broken: {error}")
+            log.error("%s (its host: %s)", self.failure, self._links[rank].host)
             self.lost(self.failure)
 
     def _cut_span(self, boundary: Boundary, start: int, *, head: bool) -> Arrays:
