@@ -234,7 +234,7 @@ def serve_model(
 
     server = Server(settings, engine.model, load, listener, started)
     if leader:
-        leader.lost = server.fail
+        leader.lost, server.service.beyond_repair = server.fail, leader.beyond_repair
     with noted(settings.host, port, model_id(engine.model)):
         server.run()
     if failure:

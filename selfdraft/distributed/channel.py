@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import SelfdraftError
 
-__all__ = ["LOST", "Link", "Message", "accept", "call", "listen", "watch"]
+__all__ = ["LOST", "Link", "Message", "accept", "call", "listen"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class Link:
         self._lock = threading.Lock()
         self._received = b""
         self._closed = threading.Event()
+        self._reader = threading.Thread()
         self.name, self.host = name, ""
         self.sent = 0
 
@@ -73,21 +74,38 @@ class Link:
             if message != ["beat"]:
                 return message
 
-    @property
-    def closed(self) -> bool:
-        """Whether this side hung up."""
-        return self._closed.is_set()
-
     def beat(self) -> None:
         """Give signs of life from now on."""
         threading.Thread(target=self._beat, name=f"beat-{self.name}", daemon=True).start()
 
-    def close(self) -> None:
-        """Hang up."""
+    def close(self, *, patience: float = 0.0) -> None:
+        """Hang up.
+
+        Args:
+            patience: seconds for the other side to do so first. A connection that is closed with something unread takes
+                back what was just sent.
+        """
         self._closed.set()
         with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            if self._reader.ident is not None:
+                self._reader.join(patience)
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever reads
         self._socket.close()
+
+    def watch(self, take: Callable[[Message], object], lost: Callable[[SelfdraftError], object]) -> None:
+        """Read on a thread of its own until one side hangs up; `lost` is told if it was the other."""
+
+        def read() -> None:
+            try:
+                while True:
+                    take(self.receive())
+            except (SelfdraftError, ValueError) as error:
+                if not self._closed.is_set():
+                    lost(error if isinstance(error, SelfdraftError) else SelfdraftError(f"{self.name} talks nonsense"))
+
+        self._reader = threading.Thread(target=read, name=f"link-{self.name}", daemon=True)
+        self._reader.start()
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT):
@@ -164,17 +182,3 @@ def call(address: str, port: int, secret: str, hello: dict[str, Any]) -> Link:
         ) from error
     link.send([secret, hello])
     return link
-
-
-def watch(link: Link, take: Callable[[Message], None], lost: Callable[[SelfdraftError], None]) -> None:
-    """Read a link on a thread of its own until it ends."""
-
-    def read() -> None:
-        try:
-            while True:
-                take(link.receive())
-        except (SelfdraftError, ValueError) as error:
-            if not link.closed:
-                lost(error if isinstance(error, SelfdraftError) else SelfdraftError(f"{link.name} sends no messages"))
-
-    threading.Thread(target=read, name=f"link-{link.name}", daemon=True).start()

@@ -17,7 +17,7 @@ from ..memory import Allowance
 from ..models.loader import LoadedModel
 from ..sessions.payload import Arrays, cut_moment, cut_span, join
 from ..state import Captured, RowState
-from .channel import Message, watch
+from .channel import Message
 from .group import Group
 from .rendezvous import meet_leader
 
@@ -42,7 +42,7 @@ def follow(group: Group, mine: Mapping[str, str], granted: Allowance, build: Cal
         raise SelfdraftError(answer[1])
     link.beat()
     told: queue.SimpleQueue[Message | SelfdraftError] = queue.SimpleQueue()
-    watch(link, told.put, told.put)
+    link.watch(told.put, told.put)
     try:
         part = Follower(build().model, group)
         while (message := _next(told))[0] != "end":
@@ -74,6 +74,11 @@ class Follower:
         self._output = mx.zeros(0)
         self._tokens: list[mx.array] = []
         self._pending: tuple[Captured, list[RowState]] = Captured(), []
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many rows, and arrays of warm prefixes."""
+        return len(self._rows), len(self._arrays)
 
     def obey(self, message: Message) -> None:
         """Run one message of `LeadingModel` or `Leader`."""

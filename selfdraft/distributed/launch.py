@@ -46,13 +46,14 @@ def run_here(command: Sequence[str], ranks: int, backend: Backend) -> None:
         told = environments(ranks, backend, Path(folder))
         processes = [subprocess.Popen(command, env={**os.environ, **each}, start_new_session=True) for each in told]
         try:
-            with _signals_to(lambda: [processes[0].pid], lambda: [each.pid for each in processes]):
+            with _signals_to(lambda: [processes[0].pid], lambda: [each.pid for each in processes]) as received:
                 codes = _wait(processes)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-    if broken := [(rank, code) for rank, code in enumerate(codes) if code]:
+    broken = [(rank, code) for rank, code in enumerate(codes) if code]
+    if broken and not received:
         raise _ended(*broken[0])
 
 
@@ -77,13 +78,13 @@ def run_on_hosts(command: Sequence[str], hosts: Hosts, backend: Backend, environ
     reader = threading.Thread(target=_copy_errors, args=(process, broken), daemon=True)
     reader.start()
     try:
-        with _signals_to(lambda: _started_by(process)[:1], lambda: _started_by(process)):
+        with _signals_to(lambda: _started_by(process)[:1], lambda: _started_by(process)) as received:
             process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     reader.join(5)
-    if broken:
+    if broken and not received:
         raise _ended(*broken[0])
 
 
@@ -126,8 +127,8 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 @contextlib.contextmanager
-def _signals_to(first: Callable[[], list[int]], everyone: Callable[[], list[int]]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM go to rank 0, which ends the others; the second one ends all at once."""
+def _signals_to(first: Callable[[], list[int]], everyone: Callable[[], list[int]]) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM go to rank 0, which ends the others; a second one ends all at once. Gives those that came."""
     received: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -139,7 +140,7 @@ def _signals_to(first: Callable[[], list[int]], everyone: Callable[[], list[int]
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,6 +7,7 @@ comes next; tokens, and a hidden they do not have, are shared on the device. So 
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from ..models.loader import LoadedModel
 from ..sessions.payload import Arrays, Payload, cut_moment, cut_span, join
 from ..settings import Settings
 from ..state import Captured, RowState
-from .channel import Link, Message, watch
+from .channel import Link, Message
 from .facts import difference
 from .group import Group
 from .parts import built_part, why_no_head
@@ -35,6 +36,8 @@ from .rendezvous import meet_followers
 __all__ = ["Leader", "LeadingModel"]
 
 log = logging.getLogger(__name__)
+
+_HEARD = 2.0  # seconds until the end of a rank is heard of, where the device notices it first
 
 
 class Leader:
@@ -50,9 +53,9 @@ class Leader:
     def __init__(self, group: Group, lost: Callable[[SelfdraftError], None] = lambda error: None) -> None:
         self.group = group
         self.lost = lost
-        self.failure: SelfdraftError | None = None
+        self.failure: GroupBroken | None = None
+        self._broken = threading.Event()
         self._links: dict[int, Link] = {}
-        self._ready: dict[int, int] = {}
         self._numbers = count(1)
 
     def meet(self, mine: Mapping[str, str], granted: Allowance) -> Allowance:
@@ -64,18 +67,17 @@ class Leader:
         Raises:
             SelfdraftError: they do not come; one has something else than this rank, by name.
         """
-        total = granted.total
         found = meet_followers(self.group)
         self._links = {rank: link for rank, (link, _) in found.items()}
+        total = min(granted.total, *(int(hello["granted"]) for _, hello in found.values()))
+        for rank, link in self._links.items():
+            link.beat()
+            link.watch(partial(self._take, rank), partial(self._lose, rank))
         for link, hello in found.values():
             if problem := difference(mine, hello["facts"], f"{link.name} ({link.host})"):
                 self.close(problem)
                 raise InvalidRequest(problem)
-            total = min(total, int(hello["granted"]))
-        for rank, link in self._links.items():
-            link.send(["welcome"])
-            link.beat()
-            watch(link, partial(self._take, rank), partial(self._lose, rank))
+        self.tell(["welcome"])
         return Allowance(granted.weights, total, granted.limited)
 
     def load(
@@ -98,6 +100,11 @@ class Leader:
         """How the session bank takes boundaries apart, so that every rank keeps its part."""
         return Payload(self._cut_span, self._cut_moment, self._join)
 
+    def beyond_repair(self) -> GroupBroken:
+        """Why nothing can be decoded once a forward was broken off: other ranks stand in the middle of it."""
+        self._broken.wait(_HEARD)
+        return self.failure or GroupBroken("a forward was broken off on rank 0, and the others cannot go on from there")
+
     @property
     def control_bytes(self) -> int:
         """Sent to the other ranks beside the device."""
@@ -116,9 +123,9 @@ class Leader:
 
     def close(self, why: str = "") -> None:
         """End the other ranks: with an error if there is one to tell."""
+        self.tell(["end", why])
         for link in self._links.values():
-            link.send(["end", why])
-            link.close()
+            link.close(patience=0 if self.failure else _HEARD)
 
     def _take(self, rank: int, message: Message) -> None:
         """What a rank says: only ever that it cannot go on."""
@@ -129,6 +136,7 @@ class Leader:
         if self.failure is None:
             self.failure = GroupBroken(f"the group of ranks is broken: {error}")
             log.error("%s (its host: %s)", self.failure, self._links[rank].host)
+            self._broken.set()
             self.lost(self.failure)
 
     def _cut_span(self, boundary: Boundary, start: int, *, head: bool) -> Arrays:

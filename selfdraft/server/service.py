@@ -75,6 +75,7 @@ class EngineService:
 
     Attributes:
         disk: warm prefixes on disk; None as long as there is no model.
+        beyond_repair: asked when the engine broke off: why nothing can be decoded any more, if that is so.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class EngineService:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._llm: LLM | None = None
         self.disk: DiskSessions | None = None
+        self.beyond_repair: Callable[[], SelfdraftError | None] = lambda: None
         self.metrics = metrics
         metrics.watch(lambda: self.session_figures)
         self.failure: BaseException | None = None
@@ -263,6 +265,7 @@ class EngineService:
                 llm.engine.step()
             except Exception:  # its rows carry the error to their readers
                 log.exception("a step of the engine was broken off")
+                self._end_if_beyond_repair()
         self._hand_out()
         return not self._stopping or bool(self._running or self._waiting or not self._mailbox.empty())
 
@@ -333,6 +336,11 @@ class EngineService:
                 ticket.answer.settle()
             except Exception:
                 log.exception("the state behind an answer could not be kept; the next turn forwards its prompt again")
+                self._end_if_beyond_repair()
+
+    def _end_if_beyond_repair(self) -> None:
+        if (why := self.beyond_repair()) is not None:
+            raise why
 
     def _make_room(self, newcomer: int = 0) -> None:
         """Have warm prefixes give way to rows, and to the bytes of one that joins."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .disk import FAULTS as DISK
+from .distributed import FAULTS as DISTRIBUTED
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
@@ -27,6 +28,7 @@ FAULTS = [
     *SERVER,
     *SESSIONS,
     *DISK,
+    *DISTRIBUTED,
     *KERNELS,
     *PRODUCTS,
     *MODELS,
