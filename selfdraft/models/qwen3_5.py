@@ -20,12 +20,12 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from ..errors import CheckpointError
 from ..state import Captured, CapturedLayer, KeyValues, KeyValueShape, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
+from .block_part import qwen3_5_part
 from .config import positive_number, whole_number
 from .draft_projection import Projecting
 from .few_rows import Entrance, GatedMLP, Normed, joined
 from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
-from .qwen3_5_part import qwen3_5_part
 from .transformer import RECURRENT_DEPTH
 
 __all__ = ["Experts", "Qwen35", "Qwen35Args", "assemble", "canonical", "zero_centred"]

@@ -15,11 +15,11 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from .base import Architecture, register
+from .block_part import qwen3_5_part
 from .config import whole_number
 from .experts import stack_experts
 from .qwen3_5 import Experts, Qwen35, Qwen35Args, assemble, canonical, zero_centred
 from .qwen3_5_moe import sparse_mlp
-from .qwen3_5_part import qwen3_5_part
 
 __all__: list[str] = []
 

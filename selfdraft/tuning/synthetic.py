@@ -40,10 +40,10 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from ..errors import InvalidRequest
+from ..models.block_part import qwen3_5_part
 from ..models.few_rows import use_few_row_kernels
 from ..models.loader import LoadedModel, quantisation_of
 from ..models.qwen3_5 import Qwen35, Qwen35Args
-from ..models.qwen3_5_part import qwen3_5_part
 from ..models.sharding import Ranks, install, part_of
 
 __all__ = ["PUBLISHED_ACCEPTANCE", "SHAPES", "Planted", "Shape", "SyntheticModel", "synthetic", "tokens_per_cycle"]

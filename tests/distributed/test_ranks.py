@@ -9,9 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from tests.distributed import jobs
+from tests.reference.families import FAMILIES
+from tests.support.checkpoints import add_text_side
+from tests.support.families import changed
 from tests.support.nano import SPARSE
 from tests.support.ranks import SHARED, run_ranks, shared_folder
 
@@ -53,6 +57,15 @@ def test_logits_agree_and_memory_is_shared(variant: str, tmp_path: Path) -> None
     (part, whole), (row, whole_row) = found["bytes"], found["row"]
     assert part < 0.56 * whole  # norms, fc and what chooses experts are on every rank
     assert row == whole_row / 2
+
+
+def test_another_family_is_shared_too(tmp_path: Path) -> None:
+    family, even = FAMILIES["glm4_moe"], 96  # tokens: their number in its fixture is odd
+    weights = {name: x[:even] if len(x) == even + 1 else x for name, x in family.weights().items()}
+    folder = changed(tmp_path, family, {name: mx.array(x) for name, x in weights.items()}, vocab_size=even)
+    found, said, codes = run_ranks(2, "logits", add_text_side(folder), tmp_path)
+    assert codes == [0, 0], said
+    assert found["difference"] < 2e-5 * found["scale"]
 
 
 def test_messages_are_those_that_the_docs_count(folder: Path, tmp_path: Path) -> None:

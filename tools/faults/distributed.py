@@ -14,7 +14,7 @@ SHARDING = "tests/models/test_sharding.py"
 FAULTS = [
     Fault(
         "channels of the delta rule cut in one piece",
-        "models/qwen3_5_part.py",
+        "models/block_part.py",
         "    for width in (keys, keys, values):\n",
         "    for width in (2 * keys + values,):\n",
         f"{RANKS} -k dense",

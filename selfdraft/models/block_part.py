@@ -1,17 +1,16 @@
-"""How ranks share Qwen3.5 and its kin: by heads, by the inner width of MLPs and experts, and by tokens."""
+"""What a rank keeps of decoder blocks that have the usual names: heads, the inner width of MLPs and experts, tokens."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .sharding import Cut, Part, even, head_shares, refuse_uneven
 
-__all__ = ["qwen3_5_part"]
+__all__ = ["block_part", "qwen3_5_part"]
 
 _DELTA_HEADS = ("linear_num_key_heads", "linear_num_value_heads")
-_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 _ROWS = re.compile(r".*\.(in_proj_z|in_proj_b|in_proj_a|q_proj|gate_proj|up_proj)\.(weight|scales|biases)")
 _KEY_VALUE = re.compile(r".*\.self_attn\.(k_proj|v_proj)\.(weight|scales|biases|bias)")
@@ -21,20 +20,34 @@ _FIRST = re.compile(r"(model\.embed_tokens|lm_head)\.(weight|scales|biases)|.*\.
 
 
 def qwen3_5_part(config: Mapping[str, Any], rank: int, size: int) -> Part:
-    """Implements `sharding.Sharding`. The head's layer is cut as those of the trunk; its `fc`, norms and what chooses
-    experts are on every rank."""
+    """Implements `sharding.Sharding` for Qwen3.5 and its kin. The head's layer is cut as those of the trunk; its `fc`,
+    norms and what chooses experts are on every rank."""
+    mlp = "mlp" if config.get("num_experts") else r"mlp\.down_proj"
+    widths = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+    summed = rf"(model|mtp)\.layers\.\d+\.(self_attn\.o_proj|linear_attn\.out_proj|{mlp})"
+    return block_part(config, rank, size, divided=(*_DELTA_HEADS, *widths), summed=summed)
+
+
+def block_part(config: Mapping[str, Any], rank: int, size: int, *, divided: Sequence[str], summed: str) -> Part:
+    """A part of a model with grouped attention.
+
+    Args:
+        divided: fields of the config, beside heads of attention and the vocabulary, of which a rank has a share; those
+            that are not there are left out.
+        summed: see `Part`.
+
+    Raises:
+        CheckpointError: one of them cannot be divided so.
+    """
     kv_heads = config["num_key_value_heads"]
-    widths = [name for name in _WIDTHS if config.get(name)]
-    refuse_uneven(config, size, "vocab_size", "num_attention_heads", *_DELTA_HEADS, *widths)
+    shares = ["vocab_size", "num_attention_heads", *(name for name in divided if config.get(name))]
+    refuse_uneven(config, size, *shares)
     if kv_heads % size and size % kv_heads:
         refuse_uneven(config, size, "num_key_value_heads")
-    part = {name: config[name] // size for name in ("vocab_size", "num_attention_heads", *_DELTA_HEADS, *widths)}
+    part = {name: config[name] // size for name in shares}
     part["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     part["num_key_value_heads"] = max(kv_heads // size, 1)
-    experts = bool(config.get("num_experts"))
-    mixers = r"self_attn\.o_proj|linear_attn\.out_proj"
-    summed = re.compile(rf"(model|mtp)\.layers\.\d+\.({mixers}|mlp{'' if experts else r'[.]down_proj'})")
-    return Part({**config, **part}, lambda name: _cut(name, config, rank, size), summed)
+    return Part({**config, **part}, lambda name: _cut(name, config, rank, size), re.compile(summed))
 
 
 def _cut(name: str, config: Mapping[str, Any], rank: int, size: int) -> Cut | None:
