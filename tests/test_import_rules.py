@@ -90,7 +90,7 @@ ALLOWED = {
     },
     "stream": {"engine", "results", "text"},
     "loading": {"device", "distributed", "errors", "fans", "llm", "settings", "source"},
-    "source": {"errors", "hub"},
+    "source": {"errors", "hub", "models"},
     "assets": set(),
     "server": {
         "__init__",

@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.errors import CheckpointError
+from selfdraft.models.block_part import qwen3_5_part
 from selfdraft.models.checkpoint import Checkpoint, classify
 from selfdraft.models.loader import build_model
-from selfdraft.models.block_part import qwen3_5_part
 from selfdraft.models.sharding import part_of
 from tests.reference.families import FAMILIES
 from tests.support.families import changed
