@@ -20,7 +20,7 @@ class Group:
     Attributes:
         backend: what carries the messages.
         collectives: how many were built so far.
-        bytes: of their outputs.
+        bytes: what a ring sends of them from each rank.
     """
 
     def __init__(self, group: mx.distributed.Group, backend: str) -> None:
@@ -51,12 +51,12 @@ class Group:
 
     def sum(self, x: mx.array) -> mx.array:
         """See `Ranks.sum`."""
-        self._count(x.nbytes)
+        self._count(2 * (self.size - 1) * x.nbytes // self.size)
         return mx.distributed.all_sum(x, group=self._group)
 
     def gather(self, x: mx.array) -> mx.array:
         """See `Ranks.gather`."""
-        self._count(x.nbytes * self.size)
+        self._count((self.size - 1) * x.nbytes)
         parts = mx.distributed.all_gather(x[None], group=self._group)
         return mx.moveaxis(parts, 0, -2).reshape(*x.shape[:-1], -1)
 

@@ -89,7 +89,7 @@ def _outputs(model: Any) -> list[mx.array]:
 
 
 def traffic(leader: Leader, folder: str) -> dict[str, Any]:
-    """Messages, and bytes of their results, of one trunk forward of three tokens, its logits, and one draft."""
+    """Messages, and bytes that each rank sends, of a trunk forward of three tokens, its logits, and one draft."""
     llm = opened(folder, leader)
     model, group = llm.loaded.model, leader.group
     state = model.new_state()

@@ -73,7 +73,7 @@ def test_messages_are_those_that_the_docs_count(folder: Path, tmp_path: Path) ->
     assert codes == [0, 0], said
     hidden, layers, vocabulary, size = 64, 3, SHARED["vocab_size"], 4
     assert found["forward"] == [2 * layers + 2, 3 * size * (1 + hidden * (2 * layers + 1))]
-    assert found["logits"] == [1, 3 * size * vocabulary]
+    assert found["logits"] == [1, 3 * size * vocabulary // 2]
     assert found["draft"] == [5, size * (1 + 4 * hidden)]
 
 
