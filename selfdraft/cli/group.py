@@ -55,7 +55,13 @@ class GroupFlags:
 
     @property
     def asked(self) -> bool:
-        """Whether ranks are to be started."""
+        """Whether ranks are to be started.
+
+        Raises:
+            typer.BadParameter: a back end is named, and no ranks.
+        """
+        if self.hosts is None and self.ranks is None and self.backend is not None:
+            raise typer.BadParameter("there are no ranks: give --hosts or --ranks, too", param_hint="'--backend'")
         return self.hosts is not None or self.ranks is not None
 
     def launch(self, arguments: Sequence[str]) -> None:

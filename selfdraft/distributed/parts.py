@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from ..memory import release_buffers
 from ..models.checkpoint import Checkpoint
 from ..models.loader import LoadedModel, build_model
 from .group import Group
@@ -21,7 +22,10 @@ def built_part(
     Raises:
         CheckpointError: the ranks cannot share this model.
     """
-    return build_model(checkpoint, with_head=not why_no_head(checkpoint), dtype=dtype, progress=progress, ranks=group)
+    with_head = not why_no_head(checkpoint)
+    loaded = build_model(checkpoint, with_head=with_head, dtype=dtype, progress=progress, ranks=group)
+    release_buffers()  # whole tensors were in them
+    return loaded
 
 
 def why_no_head(checkpoint: Checkpoint) -> str:

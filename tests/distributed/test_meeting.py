@@ -62,6 +62,7 @@ def test_a_wrong_host_file_is_one_clear_line(
         (["--ranks", "1"], "2 to 64 ranks, not 1"),
         (["--ranks", "2", "--backend", "jaccl"], "not over jaccl"),
         (["--hosts", "/nowhere.json"], "cannot be read"),
+        (["--backend", "ring"], "there are no ranks"),
     ],
 )
 def test_flags_that_cannot_be_obeyed(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,13 @@ FAULTS = [
         MEETING,
     ),
     Fault(
+        "decoding goes on behind a forward that was broken off",
+        "server/service.py",
+        "        if (why := self.beyond_repair()) is not None:\n            raise why\n",
+        "        self.beyond_repair()\n",
+        "tests/server/test_service.py",
+    ),
+    Fault(
         "clients are not told that a rank is lost",
         "server/dialects/failures.py",
         '    (GroupBroken, 503, "group_broken"),\n',
