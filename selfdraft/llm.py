@@ -14,6 +14,7 @@ import mlx.core as mx
 from . import tuned
 from .budget import MemoryBudget, Need, together
 from .device import active_blas, choose_dtype
+from .distributed.facts import facts
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
@@ -27,7 +28,7 @@ from .models.probe import PROBE_TEXT, why_foreign
 from .params import SamplingParams
 from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
-from .sessions import PromptSession, SessionBank, Transcripts
+from .sessions import Payload, PromptSession, SessionBank, Transcripts
 from .settings import Settings
 from .stamp import read_stamp
 from .stream import Answer, TextStream
@@ -35,6 +36,7 @@ from .text import ChatTemplate, RowText, Tokenizer
 from .vision import VisionChoice, choose_vision
 
 if TYPE_CHECKING:
+    from .distributed.leading import Leader
     from .fans.max_mode import MaxMode
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
@@ -82,6 +84,7 @@ class LLM:
         granted: Allowance,
         vision: VisionChoice,
         adapter: Adapter | None = None,
+        payload: Payload | None = None,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
@@ -96,7 +99,7 @@ class LLM:
         self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes))
         asked = settings.session_cache_max_bytes
         limit = int(_SESSION_SHARE * (granted.total - granted.weights)) if asked is None else int(asked)
-        self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
+        self.sessions = SessionBank(loaded.model.new_state, limit, payload=payload) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self._vision = vision
         pictures = vision.prompts(self.tower, loaded.model.vocab_size)
@@ -109,9 +112,19 @@ class LLM:
 
     @classmethod
     def open(
-        cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
+        cls,
+        name: str,
+        folder: Path,
+        settings: Settings,
+        *,
+        profile: bool = False,
+        progress: Progress | None = None,
+        leader: Leader | None = None,
     ) -> LLM:
         """Load the model in a folder, with the adapter of the settings; see `selfdraft.load`, which finds it by name.
+
+        Args:
+            leader: of a group whose ranks share the model; this is rank 0 of it.
 
         Raises:
             OutOfMemoryBudget: its weights do not fit; none was read.
@@ -122,9 +135,13 @@ class LLM:
         vision = choose_vision(checkpoint, settings.vision, tokenizer)
         adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
         weights = checkpoint.weight_bytes(dtype, tower=not vision.reason) + (adapter.nbytes if adapter else 0)
-        granted = Allowance.of(weights, settings.memory_limit)
+        granted = Allowance.of(weights // (leader.group.size if leader else 1), settings.memory_limit)
+        granted = leader.meet(facts(checkpoint, dtype), granted) if leader else granted
         granted.enforce()
-        loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
+        if leader:
+            loaded, reason = leader.load(checkpoint, dtype, progress)
+        else:
+            loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
         notes = [*checkpoint.notes, *vision.notes, *(adapter.notes(name) if adapter else ())]
         if granted.warning:
             notes.append(granted.warning)
@@ -136,15 +153,18 @@ class LLM:
             size = size or stamp.draft_vocabulary
             loaded.model.max_depth = stamp.limited(loaded.model.max_depth)
             notes += stamp.notes
-        loaded = draft_fewer(loaded, size, always)
+        loaded = draft_fewer(loaded, 0 if leader else size, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision, adapter)
-        if llm.max_depth:
+        payload = leader.payload if leader else None
+        llm = cls(
+            name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision, adapter, payload
+        )
+        if llm.max_depth and not leader:  # what one process measured says nothing of several
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
 

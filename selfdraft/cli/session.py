@@ -17,6 +17,7 @@ from .flags import EngineFlags, TraceFlags
 from .terminal import Bar, say
 
 if TYPE_CHECKING:
+    from ..distributed.leading import Leader
     from ..llm import LLM
     from ..prompts import Prompted
     from ..settings import Settings
@@ -37,11 +38,14 @@ REASONING = "<think>"
 LONG_PROMPT = 256  # tokens; a shorter one is read before a bar could be
 
 
-def open_model(engine: EngineFlags, trace: TraceFlags, settings: Settings | None = None) -> LLM:
+def open_model(
+    engine: EngineFlags, trace: TraceFlags, settings: Settings | None = None, leader: Leader | None = None
+) -> LLM:
     """Load a model, showing progress; what a user should know of it goes to standard error.
 
     Args:
         settings: of the engine; by default those of the flags.
+        leader: of the group that shares it, if one does.
     """
     from ..loading import load
 
@@ -51,7 +55,7 @@ def open_model(engine: EngineFlags, trace: TraceFlags, settings: Settings | None
         logging.getLogger("selfdraft").setLevel(logging.INFO)
     _mend_fans()
     with loading_bar(engine.model) as bar:
-        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar)
+        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar, leader=leader)
     for note in llm.notes:
         say(note)
     if llm.max_mode is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .adapters import FAULTS as ADAPTERS
 from .disk import FAULTS as DISK
+from .distributed import FAULTS as DISTRIBUTED
 from .docs import FAULTS as DOCS
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
@@ -34,6 +35,7 @@ FAULTS = [
     *IMAGES,
     *SESSIONS,
     *DISK,
+    *DISTRIBUTED,
     *KERNELS,
     *PRODUCTS,
     *MODELS,

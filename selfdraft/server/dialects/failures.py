@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import (
     ContextOverflow,
+    GroupBroken,
     ImageTooLarge,
     InvalidRequest,
     ModelNotFound,
@@ -47,6 +48,7 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (ModelNotFound, 404, "model_not_found"),
     (QueueFull, 429, "rate_limit_exceeded"),
     (Loading, 503, "model_loading"),
+    (GroupBroken, 503, "group_broken"),
     (NonFiniteLogits, 500, "server_error"),
 )
 
