@@ -245,10 +245,10 @@ def serve_models(
     choose_blas(settings.blas)  # before MLX comes in
     log.apply()
     from ..server.instance import local_url, noted
-    from ..server.registry import given
+    from ..server.registry import Given
     from ..server.run import Server, bind
 
-    chosen = list(dict.fromkeys(given(model) for model in models))
+    chosen = list(dict.fromkeys(Given.parse(model) for model in models))
     first = chosen[0]
     served = [_served(model, settings, first=model is first) for model in chosen]
     listener = bind(settings.host, settings.port)

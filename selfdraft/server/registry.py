@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..errors import InvalidRequest, ModelNotFound
 
-__all__ = ["DEFAULT", "Given", "Registry", "Resolved", "given"]
+__all__ = ["DEFAULT", "Given", "Registry", "Resolved"]
 
 DEFAULT = "default"
 """The name that means the first model whatever it is called, and however strictly names are taken."""
@@ -20,20 +20,20 @@ class Given(NamedTuple):
     name: str
     source: str
 
+    @classmethod
+    def parse(cls, text: str) -> Given:
+        """One of a command line: SOURCE, or NAME=SOURCE. By itself a folder goes by its last part."""
+        name, is_named, source = text.partition("=")
+        if is_named and name and source and "/" not in name:
+            return cls(name, source)
+        return cls(text.rstrip("/").rsplit("/", 1)[-1] if text.startswith(("/", ".", "~")) else text, text)
+
 
 class Resolved(NamedTuple):
     """What a name means: the name that a response carries, and the model."""
 
     shown: str
     model: str
-
-
-def given(text: str) -> Given:
-    """A model of a command line: SOURCE, or NAME=SOURCE. By itself a folder goes by its last part."""
-    name, is_named, source = text.partition("=")
-    if is_named and name and source and "/" not in name:
-        return Given(name, source)
-    return Given(text.rstrip("/").rsplit("/", 1)[-1] if text.startswith(("/", ".", "~")) else text, text)
 
 
 class Registry:

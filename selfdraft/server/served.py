@@ -59,10 +59,11 @@ class ServedModels:
 
     Attributes:
         registry: the names that they answer to.
-        pool: what is loaded; other things may be added to it.
+        pool: what is loaded.
         metrics: counts of all of them.
         failure: why the first could not be loaded at the start.
         on_failure: called then.
+        others: bytes that whatever else is in this process holds; called from any thread.
         stopping: whether nothing new is taken any more.
     """
 
@@ -75,13 +76,14 @@ class ServedModels:
         self.metrics = Metrics()
         self.metrics.watch(self._figures)
         self.pool = Pool(
-            self._free,
+            self.free,
             most_loaded=settings.max_loaded_models,
             idle_ttl=settings.idle_ttl or STAY,
             most_waiting=settings.rows + settings.queue,
         )
         self.failure: Exception | None = None
         self.on_failure: Callable[[], object] = lambda: None
+        self.others: Callable[[], int] = lambda: 0
         self.stopping = False
         self._settings = settings
         self._owners = max(1, len(settings.keys()))
@@ -226,15 +228,16 @@ class ServedModels:
         service.on_admitted = lambda: self._make_room(service)
         return service.open()
 
-    def _free(self) -> int:
+    def free(self) -> int:
+        """Bytes that something more could take now, under the one limit of all."""
         limit = self._settings.memory_limit
-        return free_memory() if limit is None else limit - self.pool.held()
+        return free_memory() if limit is None else limit - self.pool.held() - self.others()
 
     def _beside(self, name: str) -> Holdings:
         """What all but one hold; what is no chat model, and what is being loaded, counts as weights."""
-        others = [service.holdings for each in self._entries if each != name and (service := self.loaded(each))]
-        rows, prefixes = sum(each.rows for each in others), sum(each.prefixes for each in others)
-        return Holdings(max(0, self.pool.held(but=name) - rows - prefixes), rows, prefixes)
+        models = [service.holdings for each in self._entries if each != name and (service := self.loaded(each))]
+        rows, prefixes = sum(each.rows for each in models), sum(each.prefixes for each in models)
+        return Holdings(max(0, self.pool.held(but=name) + self.others() - rows - prefixes), rows, prefixes)
 
     def _make_room(self, admitted: EngineService) -> None:
         """Have warm prefixes of the other models give way to an answer."""
