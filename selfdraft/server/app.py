@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
-from fastapi import FastAPI, Path, Query, Request
+from fastapi import FastAPI, Path, Request
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,46 +15,26 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
-from ..errors import InvalidRequest, ModelNotFound, SelfdraftError
-from ..llm import LLM
+from ..errors import ModelNotFound, SelfdraftError
 from ..memory import used_memory
 from . import page
 from .api_docs import add_docs
-from .chat import Chats
 from .config import ServerSettings
 from .dialects import anthropic_messages, openai_chat, openai_responses
 from .dialects.failures import headers
-from .dialects.wire import WireModel, read
 from .endpoints import ChatEndpoint, CompletionEndpoint, Endpoint
 from .errors import HttpError
 from .metrics import Metrics
-from .openapi import described
 from .registry import DEFAULT
 from .security import Gate
 from .served import ServedModels
-from .service import EngineService
-from .streaming import unless_gone
+from .token_routes import add_tokens
 
 __all__ = ["create_app"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class TokenizeRequest(openai_chat.ChatPrompt):
-    """The body of POST /tokenize: a text, or a chat, with all that may stand in one."""
-
-    model: str | None = None
-    prompt: str | None = None
-    add_special_tokens: bool = True
-
-
-class DetokenizeRequest(WireModel):
-    """The body of POST /detokenize."""
-
-    model: str | None = None
-    tokens: list[int]
 
 
 def create_app(models: ServedModels, settings: ServerSettings) -> FastAPI:
@@ -81,7 +58,7 @@ def create_app(models: ServedModels, settings: ServerSettings) -> FastAPI:
         endpoint.mount(app, models, settings.keepalive)
     _add_status(app, models)
     _add_models(app, models)
-    _add_tokens(app, models)
+    add_tokens(app, models)
     app.include_router(page.router())
     add_docs(app)
     return app
@@ -203,77 +180,6 @@ def _add_models(app: FastAPI, models: ServedModels) -> None:
         if name not in (*registry.names, DEFAULT):
             raise ModelNotFound(f"no model {name[:200]!r} here; there is {', '.join(registry.names)}")
         return described(registry.resolve(name).shown)
-
-
-def _add_tokens(app: FastAPI, models: ServedModels) -> None:
-    async def with_model(request: Request, name: str | None, work: Callable[[EngineService], Awaitable[T]]) -> T:
-        """What work with a model comes to, which is loaded if it is not."""
-        with await unless_gone(request, models.use(name)) as service:
-            return await work(service)
-
-    @app.post(
-        "/v1/messages/count_tokens",
-        summary="How many tokens a message request sends to the model",
-        **described(anthropic_messages.CountRequest),
-    )
-    async def count(request: Request) -> dict[str, object]:
-        asked = read(anthropic_messages.CountRequest, await request.body())
-        models.registry.resolve(asked.model)
-        job = replace(anthropic_messages.to_job(asked), scope=request.state.owner)
-        tokens = await with_model(request, asked.model, lambda service: Chats(service).count(job))
-        return anthropic_messages.count_body(tokens)
-
-    @app.post(
-        "/tokenize",
-        summary="The tokens of a text, or of messages as the model reads them",
-        **described(TokenizeRequest),
-    )
-    async def tokenize(request: Request) -> dict[str, object]:
-        asked = read(TokenizeRequest, await request.body())
-        models.registry.resolve(asked.model)
-        if (asked.prompt is None) == (not asked.messages):
-            raise InvalidRequest("give either prompt or messages", param="prompt")
-        job = replace(openai_chat.to_job(asked), scope=request.state.owner) if asked.messages else None
-
-        async def tokens(service: EngineService) -> dict[str, object]:
-            if job is not None:
-                found = (await asyncio.to_thread(Chats(service).prompt, job, answered=False)).tokens
-            else:
-                found = await asyncio.to_thread(_bare, service.llm, asked)
-            return {"tokens": found, "count": len(found), "max_model_len": service.llm.context_length}
-
-        return await with_model(request, asked.model, tokens)
-
-    @app.post("/detokenize", summary="The text of tokens", **described(DetokenizeRequest))
-    async def detokenize(request: Request) -> dict[str, object]:
-        asked = read(DetokenizeRequest, await request.body())
-
-        async def text(service: EngineService) -> dict[str, object]:
-            llm = service.llm
-            if outside := [token for token in asked.tokens if not 0 <= token < llm.loaded.model.vocab_size]:
-                raise InvalidRequest(f"token id {outside[0]} is outside the vocabulary", param="tokens")
-            return {"prompt": await asyncio.to_thread(llm.tokenizer.decode, asked.tokens, skip_special=False)}
-
-        return await with_model(request, asked.model, text)
-
-    @app.get("/tokenizer_info", summary="The tokens with a meaning and the chat template, as in the model's files")
-    async def tokenizer_info(
-        request: Request, model: Annotated[str | None, Query(examples=[DEFAULT])] = None
-    ) -> dict[str, str | None]:
-        async def info(service: EngineService) -> dict[str, str | None]:
-            template = service.llm.template
-            if template is None:
-                return {"chat_template": None}
-            return {**template.tokens, "chat_template": template.source}
-
-        return await with_model(request, model, info)
-
-
-def _bare(llm: LLM, asked: TokenizeRequest) -> list[int]:
-    """The tokens of a text as a completion begins with it."""
-    tokens = llm.tokenizer.encode(asked.prompt or "", special=True)
-    bos = llm.tokenizer.bos_id
-    return [bos, *tokens] if asked.add_special_tokens and bos is not None and tokens[:1] != [bos] else tokens
 
 
 class Catch:
