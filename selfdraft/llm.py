@@ -137,7 +137,7 @@ class LLM:
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted)
+        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, beside)
         if llm.max_depth:
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm

@@ -79,7 +79,8 @@ class Endpoint(ABC):
         except Exception as error:
             if not isinstance(error, SelfdraftError):
                 log.exception("a stream broke off before it began")
-            yield "".join(self.encoder(asked, envelope, 0).error(error))
+            encoder = self.encoder(asked, envelope, 0)
+            yield "".join([*encoder.start(), *encoder.error(error)])
             return
         async for block in _blocks(encoder, running, keepalive):
             yield block
