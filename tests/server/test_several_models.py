@@ -344,10 +344,10 @@ def test_what_does_not_fit_in_the_limit_is_refused_and_idle_ones_give_way(folder
         assert "raise memory_limit" in refused.json()["error"]["message"]
 
 
-def test_rows_of_all_models_share_the_limit(folders: dict[str, Path], alone: dict[str, str]) -> None:
+def test_rows_of_all_models_share_the_limit(folders: dict[str, Path]) -> None:
     """An answer that fits alone waits for the rows of another model; it is not refused, and not let in beside them."""
     weights = weight_bytes(folders["ada"], load_settings())
-    limit = int(2.3 * weights) + 4 * MIB
+    limit = int(2.3 * weights) + 3 * MIB
     loads = Loads(folders, load_settings(memory_limit=limit, session_cache_max_bytes=0))
     steps = Steps()
     loads.around = lambda load: steps.hold(load) if loads.begun[-1] == "ada" else load
@@ -359,31 +359,23 @@ def test_rows_of_all_models_share_the_limit(folders: dict[str, Path], alone: dic
         chat(client, "bob", max_tokens=4)
         bob = server.models.loaded("bob")
         assert bob is not None
-        long = next(n for n in range(4000, 0, -50) if _fits_once(bob.llm, n))
-        body = {**asked("ada", max_tokens=long, stream=True)}
-        with client.stream("POST", "/v1/chat/completions", json=body) as first:
-            assert within(10, lambda: server.models.first is not None and server.models.first.figures["running"] == 1)
-            answers: list[str] = []
-            waiting = threading.Thread(
-                target=lambda: answers.append(
-                    httpx.post(f"{server.url}/v1/chat/completions", json=asked("bob", max_tokens=long), timeout=60).text
-                )
-            )
-            waiting.start()
-            assert within(10, lambda: bob.figures == {"running": 0, "waiting": 1})
-            time.sleep(0.2)
-            assert bob.figures == {"running": 0, "waiting": 1}
-            assert server.models.memory_figures["promised_to_rows"] + 2 * weights <= limit
-            first.close()
-            steps.run()
-        waiting.join(30)
-        assert json.loads(answers[0])["choices"][0]["message"]["content"].startswith(alone["bob"])
-
-
-def _fits_once(llm: LLM, tokens: int) -> bool:
-    """Whether one such answer fits, and two do not."""
-    need = llm.budget.need(llm.answer([1] * 30, SamplingParams(max_tokens=tokens)).request).bytes
-    return llm.budget.fits(need) and not llm.budget.fits(2 * need)
+        long = 4000  # tokens: one such answer fits beside both models, and two do not
+        first_body, second_body = (asked(name, max_tokens=long, stream=True) for name in ("ada", "bob"))
+        with (
+            client.stream("POST", "/v1/chat/completions", json=first_body) as first,
+            server.client() as other,
+        ):
+            ada = server.service
+            assert within(10, lambda: ada.figures["running"] == 1)
+            with other.stream("POST", "/v1/chat/completions", json=second_body) as second:
+                assert second.status_code == 200
+                assert within(10, lambda: bob.figures == {"running": 0, "waiting": 1})
+                time.sleep(0.2)
+                assert bob.figures == {"running": 0, "waiting": 1}
+                assert server.models.memory_figures["promised_to_rows"] + 2 * weights <= limit
+                first.close()
+                steps.run()
+                assert within(10, lambda: bob.figures == {"running": 1, "waiting": 0})
 
 
 def test_two_models_decode_at_once_and_take_turns(loads: Loads, alone: dict[str, str]) -> None:
