@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -251,19 +252,19 @@ def serve_models(
     chosen = list(dict.fromkeys(Given.parse(model) for model in models))
     first = chosen[0]
     served = [_served(model, settings, first=model is first) for model in chosen]
-    listener = bind(settings.host, settings.port)
-    port = listener.getsockname()[1]
-    url = local_url(settings.host, port)
+    with closing(bind(settings.host, settings.port)) as listener:
+        port = listener.getsockname()[1]
+        url = local_url(settings.host, port)
 
-    def started() -> None:
-        rest = f"{first.source} is loaded when it is asked for" if settings.lazy else f"loading {first.source} ..."
-        dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); {rest}")
-        listening(url)
+        def started() -> None:
+            rest = f"{first.source} is loaded when it is asked for" if settings.lazy else f"loading {first.source} ..."
+            dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); {rest}")
+            listening(url)
 
-    server = Server(settings, served, listener, started)
-    server.models.on_failure = server.stop
-    with noted(settings.host, port, model_id(first.source)):
-        server.run()
+        server = Server(settings, served, listener, started)
+        server.models.on_failure = server.stop
+        with noted(settings.host, port, model_id(first.source)):
+            server.run()
 
 
 def _served(model: Given, settings: ServerSettings, *, first: bool) -> ServedModel:
