@@ -18,6 +18,7 @@ from .modules import FAULTS as MODULES
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .several import FAULTS as SEVERAL
 from .tuning import FAULTS as TUNING
 
 __all__ = ["FAULTS", "Fault"]
@@ -25,6 +26,7 @@ __all__ = ["FAULTS", "Fault"]
 FAULTS = [
     *ENGINE,
     *SERVER,
+    *SEVERAL,
     *SESSIONS,
     *DISK,
     *KERNELS,
