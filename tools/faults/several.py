@@ -91,28 +91,28 @@ FAULTS = [
         "server/service.py",
         "self._llm = self.disk = None",
         "pass",
-        _SEVERAL,
+        f"{_SEVERAL}::test_an_unloaded_model_gives_its_memory_back",
     ),
     Fault(
         "rows of other models count for nothing",
         "budget.py",
         "return self.fits(needed + self.beside().rows)",
         "return self.fits(needed)",
-        _SEVERAL,
+        f"{_SEVERAL}::test_rows_of_all_models_share_the_limit",
     ),
     Fault(
         "a model believes that it is alone in the memory",
         "llm.py",
         "engine, notes, settings, granted, beside)",
         "engine, notes, settings, granted)",
-        _SEVERAL,
+        f"{_SEVERAL}::test_rows_of_all_models_share_the_limit",
     ),
     Fault(
         "of two models one alone keeps its warm prefixes on disk",
         "sessions/disk/shared.py",
         "if not self._users:",
         "if True:",
-        _SEVERAL,
+        f"{_SEVERAL}::test_warm_prefixes_of_a_model_that_leaves_go_on_when_it_is_back",
     ),
     Fault(
         "prefixes that are only in memory leave with their model",
@@ -126,7 +126,7 @@ FAULTS = [
         "server/registry.py",
         "self._lenient = lenient and len(models) == 1",
         "self._lenient = lenient",
-        _SEVERAL,
+        f"{_SEVERAL}::test_names_are_taken_strictly_where_there_are_several",
     ),
     Fault(
         "a bad request loads a model",
@@ -136,27 +136,27 @@ FAULTS = [
         "(await models.use(asked.model)).release()\n"
         "            job = replace(self.job(asked), scope=request.state.owner)\n"
         "            work = _Work(models.use(asked.model, stay=asked.stay))",
-        _SEVERAL,
+        f"{_SEVERAL}::test_a_bad_request_loads_nothing",
     ),
     Fault(
         "a stream is silent while its model is loaded",
         "server/endpoints.py",
         "work.has_model(keepalive if asked.stream else None)",
         "work.has_model(None)",
-        _SEVERAL,
+        f"{_SEVERAL}::test_while_one_is_loaded_the_others_answer_and_streams_are_kept_alive",
     ),
     Fault(
         "why a model cannot be loaded is told to everybody",
         "server/served.py",
         "the server's log says why\") from error",
         '{error}") from error',
-        _SEVERAL,
+        f"{_SEVERAL}::test_a_load_that_fails_says_so_without_the_reason_and_is_tried_again",
     ),
     Fault(
         "keep_alive below 0 unloads at once",
         "server/dialects/sampling.py",
         "return STAY if stay < 0 else stay",
         "return max(stay, 0.0)",
-        _SEVERAL,
+        f"{_SEVERAL}::test_idle_models_are_unloaded_and_a_request_says_how_long_its_one_stays",
     ),
 ]
