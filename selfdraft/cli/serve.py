@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import logging.handlers
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -17,6 +18,7 @@ from ..errors import InvalidRequest
 from ..source import REFERENCE, find_model
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
+from .image_flags import ImageFlags
 from .session import model_id, open_model
 from .terminal import dim
 
@@ -32,10 +34,11 @@ __all__ = ["LogFlags", "ServeFlags", "serve", "serve_models"]
 _WHERE = "Address and access"
 _SEVERAL = "Several models"
 _LIMITS = "Limits"
+_MOST_LOGGED = 8 * 2**20  # bytes of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags:
+class ServeFlags(ImageFlags):
     """A flag for every field of `ServerSettings` but the key itself, under the same name."""
 
     models: Annotated[
@@ -185,7 +188,13 @@ class LogFlags:
         flag("--log-level", "debug, info, warning or error. Default: info.", "Log", "LEVEL"),
     ] = "info"
     log_file: Annotated[
-        Path | None, flag("--log-file", "File to append the log to. Default: standard error.", "Log", "FILE")
+        Path | None,
+        flag(
+            "--log-file",
+            "File to append the log to; at 8 MiB it is renamed to FILE.1, that to FILE.2. Default: standard error.",
+            "Log",
+            "FILE",
+        ),
     ] = None
 
     def apply(self) -> None:
@@ -195,7 +204,11 @@ class LogFlags:
             typer.BadParameter: the file cannot be written.
         """
         try:
-            handler = logging.FileHandler(self.log_file) if self.log_file else logging.StreamHandler(sys.stderr)
+            handler: logging.Handler = (
+                logging.handlers.RotatingFileHandler(self.log_file, maxBytes=_MOST_LOGGED, backupCount=2)
+                if self.log_file
+                else logging.StreamHandler(sys.stderr)
+            )
         except OSError as error:
             raise typer.BadParameter(str(error), param_hint="'--log-file'") from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

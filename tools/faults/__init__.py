@@ -11,15 +11,19 @@ from .forge import FAULTS as FORGE
 from .forge_head import FAULTS as FORGE_HEAD
 from .hub import FAULTS as HUB
 from .hybrids import FAULTS as HYBRIDS
+from .images import FAULTS as IMAGES
 from .kernels import FAULTS as KERNELS
 from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
 from .modules import FAULTS as MODULES
+from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
 from .several import FAULTS as SEVERAL
+from .tray import FAULTS as TRAY
 from .tuning import FAULTS as TUNING
+from .vision import FAULTS as VISION
 
 __all__ = ["FAULTS", "Fault"]
 
@@ -27,6 +31,7 @@ FAULTS = [
     *ENGINE,
     *SERVER,
     *SEVERAL,
+    *IMAGES,
     *SESSIONS,
     *DISK,
     *KERNELS,
@@ -41,4 +46,7 @@ FAULTS = [
     *FANS,
     *FORGE,
     *FORGE_HEAD,
+    *VISION,
+    *PACKAGING,
+    *TRAY,
 ]
