@@ -249,6 +249,8 @@ def _tower(vision: dict[str, Any]) -> str:
         return f"none: {vision['reason']}"
     read = f"not loaded: {vision['reason']}" if vision["reason"] else "reads images"
     return f"{vision['tensors']} tensors, {vision['nbytes'] / 1e6:,.1f} MB; {read}"
+
+
 def _adapter_rows(adapter: dict[str, Any] | None) -> list[tuple[str, str]]:
     if adapter is None:
         return []
