@@ -14,10 +14,11 @@ import mlx.core as mx
 from . import tuned
 from .budget import MemoryBudget, Need, together
 from .device import active_blas, choose_dtype
+from .distributed.facts import facts
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
-from .memory import Allowance, release_buffers
+from .memory import Allowance, Holdings, release_buffers
 from .models.adapters import Adapter, read_adapter
 from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
@@ -27,7 +28,7 @@ from .models.probe import PROBE_TEXT, why_foreign
 from .params import SamplingParams
 from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
-from .sessions import PromptSession, SessionBank, Transcripts
+from .sessions import Payload, PromptSession, SessionBank, Transcripts
 from .settings import Settings
 from .stamp import read_stamp
 from .stream import Answer, TextStream
@@ -35,11 +36,12 @@ from .text import ChatTemplate, RowText, Tokenizer
 from .vision import VisionChoice, choose_vision
 
 if TYPE_CHECKING:
+    from .distributed.leading import Leader
     from .fans.max_mode import MaxMode
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
 
-__all__ = ["LLM", "Prompt", "sampling_defaults"]
+__all__ = ["LLM", "Prompt", "sampling_defaults", "weight_bytes"]
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompted
 Progress = Callable[[int, int], None]
@@ -82,6 +84,8 @@ class LLM:
         granted: Allowance,
         vision: VisionChoice,
         adapter: Adapter | None = None,
+        payload: Payload | None = None,
+        beside: Callable[[], Holdings] = Holdings,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
@@ -93,10 +97,11 @@ class LLM:
         self.settings = settings
         self.tower = vision.load(checkpoint, loaded.dtype)
         self.weights_bytes = loaded.nbytes + (self.tower.nbytes if self.tower else 0)
-        self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes))
+        self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes), beside)
         asked = settings.session_cache_max_bytes
-        limit = int(_SESSION_SHARE * (granted.total - granted.weights)) if asked is None else int(asked)
-        self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
+        left = granted.total - granted.beside - granted.weights
+        limit = int(_SESSION_SHARE * left) if asked is None else int(asked)
+        self.sessions = SessionBank(loaded.model.new_state, limit, payload=payload) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self._vision = vision
         pictures = vision.prompts(self.tower, loaded.model.vocab_size)
@@ -109,22 +114,37 @@ class LLM:
 
     @classmethod
     def open(
-        cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
+        cls,
+        name: str,
+        folder: Path,
+        settings: Settings,
+        *,
+        profile: bool = False,
+        progress: Progress | None = None,
+        leader: Leader | None = None,
+        beside: Callable[[], Holdings] = Holdings,
     ) -> LLM:
         """Load the model in a folder, with the adapter of the settings; see `selfdraft.load`, which finds it by name.
+
+        Args:
+            leader: of a group whose ranks share the model; this is rank 0 of it.
 
         Raises:
             OutOfMemoryBudget: its weights do not fit; none was read.
         """
         checkpoint, stamp = classify(folder), read_stamp(folder)
         tokenizer = Tokenizer.from_folder(folder)
-        dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+        dtype = _dtype(checkpoint, settings)
         vision = choose_vision(checkpoint, settings.vision, tokenizer)
         adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
         weights = checkpoint.weight_bytes(dtype, tower=not vision.reason) + (adapter.nbytes if adapter else 0)
-        granted = Allowance.of(weights, settings.memory_limit)
+        granted = Allowance.of(weights // (leader.group.size if leader else 1), settings.memory_limit, beside().total)
+        granted = leader.meet(facts(checkpoint, dtype), granted) if leader else granted
         granted.enforce()
-        loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
+        if leader:
+            loaded, reason = leader.load(checkpoint, dtype, progress)
+        else:
+            loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
         notes = [*checkpoint.notes, *vision.notes, *(adapter.notes(name) if adapter else ())]
         if granted.warning:
             notes.append(granted.warning)
@@ -136,15 +156,29 @@ class LLM:
             size = size or stamp.draft_vocabulary
             loaded.model.max_depth = stamp.limited(loaded.model.max_depth)
             notes += stamp.notes
-        loaded = draft_fewer(loaded, size, always)
+        loaded = draft_fewer(loaded, 0 if leader else size, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision, adapter)
-        if llm.max_depth:
+        llm = cls(
+            name,
+            checkpoint,
+            loaded,
+            tokenizer,
+            template,
+            engine,
+            notes,
+            settings,
+            granted,
+            vision,
+            adapter,
+            leader.payload if leader else None,
+            beside,
+        )
+        if llm.max_depth and not leader:  # what one process measured says nothing of several
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
 
@@ -319,7 +353,7 @@ class LLM:
         """
         if self.sessions is None:
             return
-        self.sessions.allow(max(0, min(self.budget.total - together(needs), self.sessions.limit)))
+        self.sessions.allow(min(self.budget.prefix_room(together(needs)), self.sessions.limit))
         if lacking:
             self.sessions.shrink(max(0, self.session_bytes - lacking))
 
@@ -440,6 +474,21 @@ def _stride(model: Model, chunk: int) -> int:
     many = 4096 * chunk  # a few tokens more may not need a byte more: buffers grow by whole blocks
     per_token = (model.row_bytes(2 * many) - model.row_bytes(many)) / many
     return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
+
+
+def weight_bytes(folder: Path, settings: Settings) -> int:
+    """Bytes of memory that the weights of the model in a folder will take; they are not read.
+
+    Raises:
+        CheckpointError: the folder cannot be used.
+    """
+    checkpoint = classify(folder)
+    vision = choose_vision(checkpoint, settings.vision, Tokenizer.from_folder(folder))
+    return checkpoint.weight_bytes(_dtype(checkpoint, settings), tower=not vision.reason)
+
+
+def _dtype(checkpoint: Checkpoint, settings: Settings) -> mx.Dtype | None:
+    return choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
 
 
 def sampling_defaults(checkpoint: Checkpoint) -> dict[str, Any]:

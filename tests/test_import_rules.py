@@ -34,6 +34,7 @@ ALLOWED = {
     "text": {"errors"},
     "sessions": {"engine", "errors", "files", "state"},
     "stamp": {"errors", "files"},
+    "distributed": {"__init__", "engine", "errors", "memory", "models", "sessions", "settings", "state"},
     "forge": {
         "device",
         "engine",
@@ -72,6 +73,7 @@ ALLOWED = {
     "llm": {
         "budget",
         "device",
+        "distributed",
         "engine",
         "errors",
         "fans",
@@ -90,7 +92,7 @@ ALLOWED = {
         "vision",
     },
     "stream": {"engine", "results", "text"},
-    "loading": {"device", "errors", "fans", "llm", "settings", "source"},
+    "loading": {"device", "distributed", "errors", "fans", "llm", "memory", "settings", "source"},
     "source": {"errors", "hub", "models"},
     "assets": set(),
     "server": {
@@ -133,6 +135,7 @@ ALLOWED = {
     },
     "cli": {
         "device",
+        "distributed",
         "doctor",
         "engine",
         "errors",

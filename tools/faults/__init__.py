@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .adapters import FAULTS as ADAPTERS
 from .disk import FAULTS as DISK
+from .distributed import FAULTS as DISTRIBUTED
 from .docs import FAULTS as DOCS
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
@@ -22,6 +23,7 @@ from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .several import FAULTS as SEVERAL
 from .tray import FAULTS as TRAY
 from .tuning import FAULTS as TUNING
 from .vision import FAULTS as VISION
@@ -31,9 +33,11 @@ __all__ = ["FAULTS", "Fault"]
 FAULTS = [
     *ENGINE,
     *SERVER,
+    *SEVERAL,
     *IMAGES,
     *SESSIONS,
     *DISK,
+    *DISTRIBUTED,
     *KERNELS,
     *PRODUCTS,
     *MODELS,
