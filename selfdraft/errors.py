@@ -8,7 +8,8 @@ SelfdraftError
 │   └── DownloadFailed  a model that could not be fetched whole
 ├── FanError            fans that cannot be held or given back, or are not there
 ├── OutOfMemoryBudget   the memory that weights or an answer need is not there
-└── NonFiniteLogits     the model produced NaN or infinity while decoding
+├── NonFiniteLogits     the model produced NaN or infinity while decoding
+└── NonFiniteOutput     an embedding or a score is NaN or infinite
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ __all__ = [
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
+    "NonFiniteOutput",
     "OutOfMemoryBudget",
     "SelfdraftError",
 ]
@@ -68,3 +70,7 @@ class OutOfMemoryBudget(SelfdraftError):
 
 class NonFiniteLogits(SelfdraftError):
     """The model produced NaN or infinite logits; decoding stops instead of emitting noise."""
+
+
+class NonFiniteOutput(SelfdraftError):
+    """An embedding or a score is NaN or infinite; nothing of the answer is sent."""
