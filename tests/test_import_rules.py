@@ -31,6 +31,7 @@ ALLOWED = {
     "models": {"errors", "kernels", "state"},
     "engine": {"errors", "kernels", "models", "params", "results", "state"},
     "text": {"errors"},
+    "retrieval": {"errors", "memory", "models"},
     "sessions": {"engine", "errors", "files", "state"},
     "stamp": {"errors", "files"},
     "forge": {
@@ -103,8 +104,10 @@ ALLOWED = {
         "params",
         "prompts",
         "results",
+        "retrieval",
         "sessions",
         "settings",
+        "source",
         "stream",
         "text",
     },

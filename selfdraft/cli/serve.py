@@ -15,6 +15,7 @@ import typer
 from ..errors import InvalidRequest, SelfdraftError
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
+from .retrieval_flags import RetrievalFlags
 from .session import model_id, open_model
 from .terminal import dim
 
@@ -29,7 +30,7 @@ _LIMITS = "Limits"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags:
+class ServeFlags(RetrievalFlags):
     """A flag for every field of `ServerSettings` but the key itself, under the same name."""
 
     host: Annotated[str | None, flag("--host", "Address to listen on. Default: 127.0.0.1.", _WHERE, "ADDRESS")] = None

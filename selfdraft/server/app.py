@@ -32,6 +32,8 @@ from .errors import HttpError
 from .metrics import Metrics
 from .openapi import described
 from .registry import DEFAULT, Registry
+from .retrieval import Retrieval
+from .retrieval_routes import add_retrieval, entries
 from .security import Gate
 from .service import EngineService
 
@@ -55,12 +57,13 @@ class DetokenizeRequest(WireModel):
     tokens: list[int]
 
 
-def create_app(service: EngineService, registry: Registry, settings: ServerSettings) -> FastAPI:
+def create_app(service: EngineService, registry: Registry, settings: ServerSettings, retrieval: Retrieval) -> FastAPI:
     """The application around a service.
 
     Args:
         service: started already, or about to be.
         registry: the names the model answers to.
+        retrieval: embedding models and rerankers.
     """
     access = settings.access()
 
@@ -80,8 +83,9 @@ def create_app(service: EngineService, registry: Registry, settings: ServerSetti
     _add_errors(app)
     for endpoint in _endpoints(chats, completions):
         endpoint.mount(app, registry, settings.keepalive)
-    _add_status(app, service)
-    _add_models(app, service, registry)
+    _add_status(app, service, retrieval)
+    _add_models(app, service, registry, retrieval)
+    add_retrieval(app, retrieval)
     _add_tokens(app, service, registry, chats)
     app.include_router(page.router())
     add_docs(app)
@@ -147,7 +151,7 @@ def _add_errors(app: FastAPI) -> None:
         return Response(status_code=499)  # nobody reads it
 
 
-def _add_status(app: FastAPI, service: EngineService) -> None:
+def _add_status(app: FastAPI, service: EngineService, retrieval: Retrieval) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get(
         "/health",
@@ -155,7 +159,9 @@ def _add_status(app: FastAPI, service: EngineService) -> None:
         responses={503: {"description": "It is still being loaded, or failed", "content": {"application/json": {}}}},
     )
     async def health() -> Response:
-        figures = {"version": __version__, **service.figures}
+        figures: dict[str, object] = {"version": __version__, **service.figures}
+        if retrieval.models:
+            figures["retrieval"] = retrieval.states
         if service.failure is not None:
             return JSONResponse({"status": "failed", "error": "the server's log says why", **figures}, 503)
         if service.stopping:
@@ -174,7 +180,7 @@ def _add_status(app: FastAPI, service: EngineService) -> None:
         return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
 
 
-def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> None:
+def _add_models(app: FastAPI, service: EngineService, registry: Registry, retrieval: Retrieval) -> None:
     def described(name: str) -> dict[str, object]:
         llm = service.llm
         return {
@@ -195,11 +201,15 @@ def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> Non
     @app.get("/v1/models", summary="The model, under each of its names")
     async def models() -> dict[str, object]:
         names = registry.names
-        listed = [described(name) for name in names]
-        return {"object": "list", "data": listed, "first_id": names[0], "last_id": names[-1], "has_more": False}
+        listed = [*(described(name) for name in names), *entries(retrieval)]
+        ends = {"first_id": names[0], "last_id": listed[-1]["id"]}
+        return {"object": "list", "data": listed, **ends, "has_more": False}
 
     @app.get("/v1/models/{name:path}", summary="One of them")
     async def model(name: Annotated[str, Path(examples=[DEFAULT])]) -> dict[str, object]:
+        for entry in entries(retrieval):
+            if entry["id"] == name:
+                return entry
         if name not in (*registry.names, DEFAULT):
             raise ModelNotFound(f"no model {name[:200]!r} here; there is {', '.join(registry.names)}")
         return described(registry.resolve(name))

@@ -35,6 +35,9 @@ class ServerSettings(Settings):
         allowed_host: further names under which the server may be called.
         cors_origin: origins whose web pages may call the server.
         alias: other names of the model, NAME or NAME=MODEL.
+        embedding_model: models that embed, NAME=MODEL or MODEL, loaded on request.
+        rerank_model: models that score documents, likewise.
+        max_loaded_retrieval: how many of those are loaded at once.
         strict_model: refuse names that are neither the model's, nor an alias, nor "default".
         ctx_size: most tokens of prompt and answer together; None is the model's own limit.
         max_depth: most tokens drafted a cycle; 0 is plain decoding, None the model's own limit.
@@ -57,6 +60,9 @@ class ServerSettings(Settings):
     allowed_host: Names = ()
     cors_origin: Names = ()
     alias: Names = ()
+    embedding_model: Names = ()
+    rerank_model: Names = ()
+    max_loaded_retrieval: int = Field(default=4, ge=1, le=256)
     strict_model: bool = False
     ctx_size: int | None = Field(default=None, ge=16)
     max_depth: int | None = Field(default=None, ge=0)
@@ -66,7 +72,7 @@ class ServerSettings(Settings):
     keepalive: float = Field(default=3.0, gt=0, le=60)
     drain: float = Field(default=30.0, ge=0, le=3600)
 
-    @field_validator("allowed_host", "cors_origin", "alias", mode="before")
+    @field_validator("allowed_host", "cors_origin", "alias", "embedding_model", "rerank_model", mode="before")
     @classmethod
     def _separate(cls, names: object) -> object:
         return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else names

@@ -20,6 +20,8 @@ from .config import ServerSettings
 from .connection import Connection
 from .metrics import Metrics
 from .registry import Registry
+from .retrieval import Retrieval, retrieval_of
+from .retrieval_metrics import RetrievalMetrics
 from .service import EngineService
 
 __all__ = ["Server", "bind"]
@@ -67,6 +69,7 @@ class Server:
 
     Attributes:
         service: the engine's side.
+        retrieval: that of embedding models and rerankers.
     """
 
     def __init__(
@@ -85,8 +88,10 @@ class Server:
             owners=max(1, len(settings.keys())),
         )
         registry = Registry(name, settings.alias, lenient=settings.loopback and not settings.strict_model)
+        metrics = RetrievalMetrics(self.service.metrics.registry)
+        self.retrieval = retrieval_of(settings, registry.names, metrics)
         config = uvicorn.Config(
-            create_app(self.service, registry, settings),
+            create_app(self.service, registry, settings, self.retrieval),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -97,7 +102,7 @@ class Server:
             ws="none",
             h11_max_incomplete_event_size=64 * 1024,
         )
-        self._web = _Web(config, started, self.service, settings.drain)
+        self._web = _Web(config, started, self.service, self.retrieval, settings.drain)
         self._listener = listener
 
     def run(self) -> None:
@@ -124,23 +129,31 @@ class _Web(uvicorn.Server):
     """Says when it has started, and ends in two steps: first it turns new requests away, then it stops listening."""
 
     def __init__(
-        self, config: uvicorn.Config, started: Callable[[], None], service: EngineService, patience: float
+        self,
+        config: uvicorn.Config,
+        started: Callable[[], None],
+        service: EngineService,
+        retrieval: Retrieval,
+        patience: float,
     ) -> None:
         super().__init__(config)
         self._on_started = started
         self._service = service
+        self._retrieval = retrieval
         self._patience = patience
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._retrieval.start()
         await super().startup(sockets)
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.drain()
         end = time.monotonic() + self._patience
-        while self._service.busy and not self.force_exit and time.monotonic() < end:
+        while (self._service.busy or self._retrieval.busy) and not self.force_exit and time.monotonic() < end:
             await asyncio.sleep(0.05)
         await super().shutdown(sockets)
+        await self._retrieval.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

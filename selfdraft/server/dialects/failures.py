@@ -10,6 +10,7 @@ from ...errors import (
     InvalidRequest,
     ModelNotFound,
     NonFiniteLogits,
+    NonFiniteOutput,
     OutOfMemoryBudget,
     SelfdraftError,
 )
@@ -45,6 +46,7 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (NoRoom, 503, "no_room_for_model"),
     (Loading, 503, "model_loading"),
     (NonFiniteLogits, 500, "server_error"),
+    (NonFiniteOutput, 500, "server_error"),
 )
 
 
