@@ -33,7 +33,7 @@ class Family:
         hidden: from the module, ids, mask and segment ids (each [rows, length]) to the last hidden states,
             [rows, length, width].
         prefix: that tensors have where a head was trained on top.
-        activation: key of config.json, and the values which are what mlx-embeddings computes.
+        activation: key of config.json, and the value which mlx-embeddings computes.
         pooling: as mlx-embeddings pools where the model's files do not say.
         reserved: positions that no token can have.
         prepare: what is set on the module before weights are read.
@@ -42,7 +42,7 @@ class Family:
     module: str
     hidden: Hidden
     prefix: str = ""
-    activation: tuple[str, tuple[str, ...]] = ("hidden_act", ("gelu",))
+    activation: tuple[str, str] = ("hidden_act", "gelu")
     pooling: str = "mean"
     reserved: int = 0
     prepare: Callable[[Any], None] = lambda module: None
@@ -64,8 +64,8 @@ class Family:
 
     def _settings(self, config: Mapping[str, Any]) -> dict[str, Any]:
         key, known = self.activation
-        if (given := config.get(key, known[0])) not in known:
-            raise CheckpointError(f"config.json: {key} {given!r} is not supported; {self.module} has {known[0]!r}")
+        if (given := config.get(key, known)) != known:
+            raise CheckpointError(f"config.json: {key} {given!r} is not supported; {self.module} has {known!r}")
         if (kind := config.get("position_embedding_type", "absolute")) != "absolute":
             raise CheckpointError(f"config.json: position_embedding_type {kind!r} is not supported, only 'absolute'")
         return {**config, **_rope(config), "architectures": []}
@@ -101,12 +101,12 @@ def _bert(module: Any, ids: mx.array, mask: mx.array, segments: mx.array) -> mx.
 
 
 def _decoder(module: Any, ids: mx.array, mask: mx.array, segments: mx.array) -> mx.array:
-    states: mx.array = module(ids, attention_mask=mask).last_hidden_state
+    states: mx.array = module.model(ids, attention_mask=mask)  # the outer module pools
     return states
 
 
 def _modernbert(module: Any, ids: mx.array, mask: mx.array, segments: mx.array) -> mx.array:
-    states: mx.array = module.model(ids, attention_mask=mask)["last_hidden_state"]  # the outer module pools
+    states: mx.array = module.model(ids, attention_mask=mask)["last_hidden_state"]  # likewise
     return states
 
 
@@ -119,8 +119,8 @@ def _exact_gelu(module: Any) -> None:
 FAMILIES: dict[str, Family] = {
     "bert": Family("bert", _bert, prefix="bert."),
     "xlm-roberta": Family("xlm_roberta", _bert, prefix="roberta.", reserved=2),
-    "modernbert": Family("modernbert", _modernbert, activation=("hidden_activation", ("gelu",)), prepare=_exact_gelu),
-    "qwen3": Family("qwen3", _decoder, activation=("hidden_act", ("silu",)), pooling="lasttoken"),
+    "modernbert": Family("modernbert", _modernbert, activation=("hidden_activation", "gelu"), prepare=_exact_gelu),
+    "qwen3": Family("qwen3", _decoder, activation=("hidden_act", "silu"), pooling="lasttoken"),
 }
 
 
