@@ -20,8 +20,8 @@ class RetrievalFlags:
         list[str] | None,
         flag(
             "--embedding-model",
-            "Model behind /v1/embeddings, as a folder or a pulled Hugging Face id, alone or with the name that requests "
-            "use, NAME=MODEL; loaded on its first request; repeatable. Default: none.",
+            "Model behind /v1/embeddings, a folder or a pulled Hugging Face id: MODEL, or NAME=MODEL with the name that "
+            "requests say; loaded on its first request; repeatable. Default: none.",
             _RETRIEVAL,
             "MODEL",
         ),
@@ -40,7 +40,7 @@ class RetrievalFlags:
         int | None,
         flag(
             "--max-loaded-retrieval",
-            "How many of these models are loaded at once; for another the one used longest ago is unloaded. Default: 4.",
+            "How many of these models are loaded at once, 1 to 256; the one used longest ago gives way. Default: 4.",
             _RETRIEVAL,
             "N",
             whole,

@@ -7,7 +7,7 @@ minilm.safetensors, of the sentence-transformers model in the folder MODEL and t
     vectors   float32 [texts, 384]   mean of the last hidden states, length 1, of at most 256 tokens
     tokens    int32   [texts]        how many were read
 
-A folder for each reranker has a checkpoint of it, made from a seed, and `scores.json`: query, documents, and the logits.
+A folder for each reranker has a checkpoint of it, made from a seed, and `scores.json`: query, documents, logits.
 """
 
 from __future__ import annotations
@@ -43,9 +43,8 @@ BEGIN = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
 )
-MIDDLE = (
-    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n<Query>: {}\n<Document>: {}"
-)
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+MIDDLE = f"<Instruct>: {INSTRUCTION}\n<Query>: {{}}\n<Document>: {{}}"
 END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
