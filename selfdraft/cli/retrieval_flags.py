@@ -20,8 +20,8 @@ class RetrievalFlags:
         list[str] | None,
         flag(
             "--embedding-model",
-            "Model behind /v1/embeddings, a folder or a pulled Hugging Face id: MODEL, or NAME=MODEL with the name that "
-            "requests say; loaded on its first request; repeatable. Default: none.",
+            "Model behind /v1/embeddings, a folder or a pulled Hugging Face id: MODEL, or NAME=MODEL with a name "
+            "for requests; loaded on its first request; repeatable. Default: none.",
             _RETRIEVAL,
             "MODEL",
         ),

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from ..engine import leave_tidily
 from ..errors import InvalidRequest, ModelNotFound
-from ..memory import free_memory, release_buffers
+from ..memory import free_memory, release_buffers, used_memory
 from ..retrieval import Embedder, Plan, Reranker, open_reranker, plan, refuse_generators
 from ..source import find_model
 from .config import ServerSettings
@@ -74,7 +74,12 @@ def retrieval_of(settings: ServerSettings, chat: Sequence[str], metrics: Retriev
             refuse_generators(planned)
         models.append(Named(name, kind, planned))
     return Retrieval(
-        models, chat=chat, most_loaded=settings.max_loaded_retrieval, waiting=settings.queue + 1, metrics=metrics
+        models,
+        chat=chat,
+        most_loaded=settings.max_loaded_retrieval,
+        waiting=settings.queue + 1,
+        limit=settings.memory_limit,
+        metrics=metrics,
     )
 
 
@@ -95,7 +100,7 @@ class Retrieval:
         most_loaded: models that may be loaded at once.
         waiting: requests that run and wait.
         metrics: where counts go.
-        room: bytes that another model could take now.
+        limit: bytes of all that MLX holds; None for what is free.
     """
 
     def __init__(
@@ -105,14 +110,14 @@ class Retrieval:
         chat: Sequence[str],
         most_loaded: int,
         waiting: int,
-        room: Callable[[], int] = free_memory,
+        limit: int | None = None,
         metrics: RetrievalMetrics,
     ) -> None:
         self.models = tuple(models)
         self.created = int(time.time())
         self._chat = tuple(chat)
         self._stepper = Stepper("retrieval", waiting)
-        self._pool = Pool(room, most_loaded=most_loaded, most_waiting=waiting)
+        self._pool = Pool(lambda: _room(limit), most_loaded=most_loaded, most_waiting=waiting)
         self._entries: dict[tuple[Kind, Path], Entry[Any]] = {}
         for named in models:
             key = (named.kind, named.planned.folder.resolve())
@@ -192,6 +197,11 @@ class Retrieval:
 
     def _entry(self, named: Named) -> Entry[Any]:
         return self._entries[named.kind, named.planned.folder.resolve()]
+
+
+def _room(limit: int | None) -> int:
+    """Bytes that another model could take now."""
+    return free_memory() if limit is None else max(0, limit - used_memory()["arrays"])
 
 
 def _entry(named: Named) -> Entry[Any]:

@@ -1,4 +1,4 @@
-"""Guards what an encoder reads: the tokenizer's own tokens, within the limits of the model's files, nothing injected."""
+"""Guards what an encoder reads: the tokenizer's own tokens, within the model's limits, nothing injected."""
 
 from __future__ import annotations
 
