@@ -17,7 +17,7 @@ from .device import active_blas, choose_dtype
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
-from .memory import Allowance, release_buffers
+from .memory import Allowance, Holdings, release_buffers
 from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
 from .models.draft_projection import draft_fewer
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
 
-__all__ = ["LLM", "Prompt", "sampling_defaults"]
+__all__ = ["LLM", "Prompt", "sampling_defaults", "weight_bytes"]
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
 Progress = Callable[[int, int], None]
@@ -75,6 +75,7 @@ class LLM:
         notes: list[str],
         settings: Settings,
         granted: Allowance,
+        beside: Callable[[], Holdings] = Holdings,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
@@ -83,9 +84,10 @@ class LLM:
         self.template = template
         self.engine = engine
         self.settings = settings
-        self.budget = MemoryBudget(engine, replace(granted, weights=loaded.nbytes))
+        self.budget = MemoryBudget(engine, replace(granted, weights=loaded.nbytes), beside)
         asked = settings.session_cache_max_bytes
-        limit = int(_SESSION_SHARE * (granted.total - granted.weights)) if asked is None else int(asked)
+        left = granted.total - granted.beside - granted.weights
+        limit = int(_SESSION_SHARE * left) if asked is None else int(asked)
         self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
@@ -97,7 +99,14 @@ class LLM:
 
     @classmethod
     def open(
-        cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
+        cls,
+        name: str,
+        folder: Path,
+        settings: Settings,
+        *,
+        profile: bool = False,
+        progress: Progress | None = None,
+        beside: Callable[[], Holdings] = Holdings,
     ) -> LLM:
         """Load the model in a folder; see `selfdraft.load`, which finds it by name.
 
@@ -106,8 +115,8 @@ class LLM:
         """
         checkpoint, stamp = classify(folder), read_stamp(folder)
         tokenizer = Tokenizer.from_folder(folder)
-        dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
-        granted = Allowance.of(checkpoint.weight_bytes(dtype), settings.memory_limit)
+        dtype = _dtype(checkpoint, settings)
+        granted = Allowance.of(checkpoint.weight_bytes(dtype), settings.memory_limit, beside().total)
         granted.enforce()
         loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
         notes = list(checkpoint.notes)
@@ -292,7 +301,7 @@ class LLM:
         """
         if self.sessions is None:
             return
-        self.sessions.allow(max(0, min(self.budget.total - together(needs), self.sessions.limit)))
+        self.sessions.allow(min(self.budget.prefix_room(together(needs)), self.sessions.limit))
         if lacking:
             self.sessions.shrink(max(0, self.session_bytes - lacking))
 
@@ -407,6 +416,20 @@ def _stride(model: Model, chunk: int) -> int:
     many = 4096 * chunk  # a few tokens more may not need a byte more: buffers grow by whole blocks
     per_token = (model.row_bytes(2 * many) - model.row_bytes(many)) / many
     return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
+
+
+def weight_bytes(folder: Path, settings: Settings) -> int:
+    """Bytes of memory that the weights of the model in a folder will take; they are not read.
+
+    Raises:
+        CheckpointError: the folder cannot be used.
+    """
+    checkpoint = classify(folder)
+    return checkpoint.weight_bytes(_dtype(checkpoint, settings))
+
+
+def _dtype(checkpoint: Checkpoint, settings: Settings) -> mx.Dtype | None:
+    return choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
 
 
 def sampling_defaults(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from .source import find_model
 
 if TYPE_CHECKING:
     from .llm import LLM
+    from .memory import Holdings
 
 __all__ = ["load"]
 
@@ -22,6 +23,7 @@ def load(
     settings: Settings | None = None,
     profile: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    beside: Callable[[], Holdings] | None = None,
 ) -> LLM:
     """Load a model and its tokenizer.
 
@@ -30,6 +32,8 @@ def load(
         settings: how the engine runs; by default from the environment (SELFDRAFT_*).
         profile: time the stages of every cycle (slower; `llm.profile_report()` has the result).
         progress: called with (bytes read, bytes in all) while weights are read.
+        beside: what other models of this process hold, whenever it is called, from any thread; by default there are
+            none.
 
     Raises:
         ModelNotFound: nothing by that name.
@@ -39,8 +43,9 @@ def load(
     folder = find_model(model)  # a wrong name is said before anything heavy is imported
     choose_blas(settings.blas)
     from .llm import LLM  # MLX is imported here
+    from .memory import Holdings
 
-    llm = LLM.open(model, folder, settings, profile=profile, progress=progress)
+    llm = LLM.open(model, folder, settings, profile=profile, progress=progress, beside=beside or Holdings)
     if settings.mode == "max":
         _hold_fans(llm)
     return llm

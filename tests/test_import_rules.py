@@ -88,7 +88,7 @@ ALLOWED = {
         "tuned",
     },
     "stream": {"engine", "results", "text"},
-    "loading": {"device", "errors", "fans", "llm", "settings", "source"},
+    "loading": {"device", "errors", "fans", "llm", "memory", "settings", "source"},
     "source": {"errors", "hub"},
     "assets": set(),
     "server": {

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..errors import InvalidRequest, SelfdraftError
+from ..errors import InvalidRequest
+from ..source import REFERENCE, find_model
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
 from .retrieval_flags import RetrievalFlags
@@ -21,11 +22,15 @@ from .terminal import dim
 
 if TYPE_CHECKING:
     from ..llm import LLM
+    from ..memory import Holdings
     from ..server.config import ServerSettings
+    from ..server.registry import Given
+    from ..server.served import ServedModel
 
-__all__ = ["LogFlags", "ServeFlags", "serve", "serve_model"]
+__all__ = ["LogFlags", "ServeFlags", "serve", "serve_models"]
 
 _WHERE = "Address and access"
+_SEVERAL = "Several models"
 _LIMITS = "Limits"
 
 
@@ -33,6 +38,39 @@ _LIMITS = "Limits"
 class ServeFlags(RetrievalFlags):
     """A flag for every field of `ServerSettings` but the key itself, under the same name."""
 
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="What to serve: 'reference' (bundled), a local folder or a Hugging Face id; NAME=MODEL gives it a "
+            "name. The first is the default and loaded at once, others when they are asked for. Default: reference.",
+            show_default=False,
+        ),
+    ] = None
+    max_loaded_models: Annotated[
+        int | None,
+        flag(
+            "--max-loaded-models",
+            "How many may be loaded at once; the least recently used one gives way. Default: as many as fit.",
+            _SEVERAL,
+            "N",
+            whole,
+        ),
+    ] = None
+    idle_ttl: Annotated[
+        str | None,
+        flag(
+            "--idle-ttl",
+            "Time without a request after which a model is unloaded: seconds, or a span such as 5m; 0 for never. "
+            "Default: 0.",
+            _SEVERAL,
+            "TIME",
+        ),
+    ] = None
+    lazy: Annotated[
+        bool | None,
+        flag("--lazy", "Load the first model, too, when it is asked for. Default: at once.", _SEVERAL),
+    ] = None
     host: Annotated[str | None, flag("--host", "Address to listen on. Default: 127.0.0.1.", _WHERE, "ADDRESS")] = None
     port: Annotated[
         int | None, flag("--port -p", "Port, 0 to 65535; 0 takes a free one. Default: 8000.", _WHERE, "PORT", whole)
@@ -62,13 +100,14 @@ class ServeFlags(RetrievalFlags):
     ] = None
     alias: Annotated[
         list[str] | None,
-        flag("--alias", "Another name of the model, NAME or NAME=MODEL; repeatable.", _WHERE, "NAME"),
+        flag("--alias", "Another name of a model, NAME=MODEL, or NAME for the first; repeatable.", _WHERE, "NAME"),
     ] = None
     strict_model: Annotated[
         bool | None,
         flag(
             "--strict-model",
-            "Refuse requests for other model names. Without it a server on loopback takes any name for its model.",
+            "Refuse requests for other model names. Without it a server on loopback takes any name for its model, if "
+            "that is the only one.",
             _WHERE,
         ),
     ] = None
@@ -166,47 +205,82 @@ class LogFlags:
         logging.getLogger("httpx").setLevel("WARNING")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _EngineFlags(SessionFlags):
+    """How engines run; the model may stand without a flag."""
+
+    model: Annotated[
+        str, flag("--model -m", "The first model, in another way to give it.", "Model and engine", "NAME")
+    ] = ""
+
+
 @command
-def serve(*, server: ServeFlags, log: LogFlags, engine: SessionFlags) -> None:
-    """Serve a model over HTTP.
+def serve(*, server: ServeFlags, log: LogFlags, engine: _EngineFlags) -> None:
+    """Serve models over HTTP.
 
     OpenAI's and Anthropic's APIs, a chat page at /, their description
     at /docs. Ctrl-C or SIGTERM lets running answers finish; a second
     one stops at once.
     """
-    serve_model(engine, server.settings(engine), log)
+    settings = server.settings(engine)
+    serve_models([*filter(None, [engine.model]), *settings.models] or [REFERENCE], settings, log)
 
 
-def serve_model(
-    engine: EngineFlags, settings: ServerSettings, log: LogFlags, listening: Callable[[str], object] = lambda url: None
+def serve_models(
+    models: Sequence[str],
+    settings: ServerSettings,
+    log: LogFlags,
+    listening: Callable[[str], object] = lambda url: None,
 ) -> None:
     """Serve until the user has enough; see `serve`.
 
     Args:
+        models: each a model, or NAME=MODEL; the first is the default.
         listening: called with the server's URL once it answers; the model is still being loaded then.
 
     Raises:
-        SelfdraftError: the address cannot be had; the model cannot be loaded.
+        SelfdraftError: the address cannot be had; a model is not there; the first cannot be loaded.
     """
     from ..device import choose_blas
 
     choose_blas(settings.blas)  # before MLX comes in
     log.apply()
     from ..server.instance import local_url, noted
+    from ..server.registry import Given
     from ..server.run import Server, bind
 
+    chosen = list(dict.fromkeys(Given.parse(model) for model in models))
+    first = chosen[0]
+    served = [_served(model, settings, first=model is first) for model in chosen]
     listener = bind(settings.host, settings.port)
     port = listener.getsockname()[1]
     url = local_url(settings.host, port)
-    failure: list[SelfdraftError] = []
 
-    def load() -> LLM:
-        try:
-            llm = open_model(engine, TraceFlags(), settings)
-        except SelfdraftError as error:
-            failure.append(error)
-            server.stop()
-            raise
+    def started() -> None:
+        rest = f"{first.source} is loaded when it is asked for" if settings.lazy else f"loading {first.source} ..."
+        dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); {rest}")
+        listening(url)
+
+    server = Server(settings, served, listener, started)
+    server.models.on_failure = server.stop
+    with noted(settings.host, port, model_id(first.source)):
+        server.run()
+
+
+def _served(model: Given, settings: ServerSettings, *, first: bool) -> ServedModel:
+    """A model to serve. All but the first must be on this machine, so that no request downloads one.
+
+    Raises:
+        ModelNotFound: it is not.
+    """
+    from ..llm import weight_bytes
+    from ..server.served import ServedModel
+
+    if not first:
+        find_model(model.source, fetch=False)
+
+    def load(beside: Callable[[], Holdings]) -> LLM:
+        llm = open_model(EngineFlags(model=model.source), TraceFlags(), settings, beside=beside)
         if llm.max_mode is not None:
             llm.max_mode.warn = logging.getLogger(__name__).warning
         if settings.ctx_size is not None:
@@ -215,12 +289,4 @@ def serve_model(
             llm.limit_depth(settings.max_depth)
         return llm
 
-    def started() -> None:
-        dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); loading {engine.model} ...")
-        listening(url)
-
-    server = Server(settings, engine.model, load, listener, started)
-    with noted(settings.host, port, model_id(engine.model)):
-        server.run()
-    if failure:
-        raise failure[0]
+    return ServedModel(model, lambda: weight_bytes(find_model(model.source, fetch=first), settings), load)

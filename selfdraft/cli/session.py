@@ -18,6 +18,7 @@ from .terminal import Bar, say
 
 if TYPE_CHECKING:
     from ..llm import LLM
+    from ..memory import Holdings
     from ..settings import Settings
 
 __all__ = [
@@ -36,11 +37,18 @@ REASONING = "<think>"
 LONG_PROMPT = 256  # tokens; a shorter one is read before a bar could be
 
 
-def open_model(engine: EngineFlags, trace: TraceFlags, settings: Settings | None = None) -> LLM:
+def open_model(
+    engine: EngineFlags,
+    trace: TraceFlags,
+    settings: Settings | None = None,
+    *,
+    beside: Callable[[], Holdings] | None = None,
+) -> LLM:
     """Load a model, showing progress; what a user should know of it goes to standard error.
 
     Args:
         settings: of the engine; by default those of the flags.
+        beside: see `load`.
     """
     from ..loading import load
 
@@ -50,7 +58,7 @@ def open_model(engine: EngineFlags, trace: TraceFlags, settings: Settings | None
         logging.getLogger("selfdraft").setLevel(logging.INFO)
     _mend_fans()
     with loading_bar(engine.model) as bar:
-        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar)
+        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar, beside=beside)
     for note in llm.notes:
         say(note)
     if llm.max_mode is not None:

@@ -4,6 +4,7 @@ SelfdraftError
 ├── QueueFull  too many answers wait already
 ├── Loading    there is no model yet, or none any more
 │   └── NoRoom what must give way to a model is in use
+├── LoadFailed a model cannot be loaded
 └── HttpError  turned away before any dialect saw it: host, origin, key, method, path
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from ..errors import SelfdraftError
 
-__all__ = ["HttpError", "Loading", "NoRoom", "QueueFull"]
+__all__ = ["HttpError", "LoadFailed", "Loading", "NoRoom", "QueueFull"]
 
 
 class QueueFull(SelfdraftError):
@@ -32,6 +33,10 @@ class Loading(SelfdraftError):
 
 class NoRoom(Loading):
     """A model could not be loaded because others, in use, have the memory, or the places."""
+
+
+class LoadFailed(SelfdraftError):
+    """A model cannot be loaded, for a reason that is the server's alone."""
 
 
 class HttpError(SelfdraftError):

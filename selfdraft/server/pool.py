@@ -226,13 +226,16 @@ class Pool:
         """Bytes that the things hold, except that of one name. From any thread."""
         return sum(slot.held for name, slot in list(self._slots.items()) if name != but)
 
-    async def close(self) -> None:
-        """Unload everything and take no more: whoever waits is told. What is being opened is not waited for long."""
+    def drain(self) -> None:
+        """Take no more: whoever waits is told."""
         self._closed = True
         for slot in self._slots.values():
             self._answer(slot, Loading("the server is shutting down"))
-            slot.leaving = False
         self._changed.set()
+
+    async def close(self) -> None:
+        """Unload everything, and take no more. What is being opened is not waited for long."""
+        self.drain()
         if running := [task for task in (*self._tasks, self._loader) if task is not None and not task.done()]:
             await asyncio.wait(running, timeout=_SHUTDOWN)
         for slot in self._slots.values():

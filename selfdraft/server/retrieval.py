@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..engine import leave_tidily
-from ..errors import InvalidRequest, ModelNotFound
-from ..memory import free_memory, release_buffers, used_memory
+from ..errors import InvalidRequest, ModelNotFound, OutOfMemoryBudget
+from ..memory import release_buffers
 from ..retrieval import Embedder, Plan, Reranker, open_reranker, plan, refuse_generators
 from ..source import find_model
 from .config import ServerSettings
-from .pool import Entry, Pool, State
-from .registry import DEFAULT
+from .errors import LoadFailed, Loading, QueueFull
+from .pool import STAY, Entry, Lease, Pool, State
+from .registry import DEFAULT, Given
 from .retrieval_metrics import RetrievalMetrics
+from .served import ServedModels
 from .stepper import Stepper
 
 __all__ = ["Kind", "Named", "Retrieval", "retrieval_of"]
@@ -46,11 +48,11 @@ class Named:
     planned: Plan
 
 
-def retrieval_of(settings: ServerSettings, chat: Sequence[str], metrics: RetrievalMetrics) -> Retrieval:
+def retrieval_of(settings: ServerSettings, chat: ServedModels) -> Retrieval:
     """The models of a server's settings. Nothing is loaded or downloaded.
 
     Args:
-        chat: names of models that write text.
+        chat: models that write text, with which memory and counts are shared.
 
     Raises:
         InvalidRequest: a name that is none, or stands there twice.
@@ -62,33 +64,26 @@ def retrieval_of(settings: ServerSettings, chat: Sequence[str], metrics: Retriev
         *(("rerank", each) for each in settings.rerank_model),
     )
     for kind, each in given:
-        name, model = _split(each)
-        if not name or not model or name in (DEFAULT, *chat, *(known.name for known in models)):
+        name, model = Given.parse(each)
+        if name in (DEFAULT, *chat.registry.names, *(known.name for known in models)):
             raise InvalidRequest(
-                f"--{_FLAGS[kind].replace('_', '-')} {each!r}: give NAME=MODEL or MODEL, with a NAME that no other "
-                f"model has and that is not {DEFAULT!r}",
+                f"--{_FLAGS[kind].replace('_', '-')} {each!r}: another model has the name {name!r}; give it one of its own, "
+                "NAME=MODEL",
                 param=_FLAGS[kind],
             )
         planned = plan(find_model(model, fetch=False))
         if kind == "embedding":
             refuse_generators(planned)
         models.append(Named(name, kind, planned))
-    return Retrieval(
-        models,
-        chat=chat,
+    waiting = settings.queue + 1
+    pool = Pool(
+        chat.free,
         most_loaded=settings.max_loaded_retrieval,
-        waiting=settings.queue + 1,
-        limit=settings.memory_limit,
-        metrics=metrics,
+        idle_ttl=settings.idle_ttl or STAY,
+        most_waiting=waiting,
     )
-
-
-def _split(given: str) -> tuple[str, str]:
-    """Name and model; a folder goes by its last part."""
-    name, equals, model = given.partition("=")
-    if equals:
-        return name, model
-    return (Path(given).expanduser().name if given.startswith(("/", ".", "~")) else given), given
+    chat.others = pool.held
+    return Retrieval(models, chat.registry.names, pool, waiting, RetrievalMetrics(chat.metrics.registry))
 
 
 class Retrieval:
@@ -97,27 +92,24 @@ class Retrieval:
     Args:
         models: each under one of its names; names of the same folder and kind share what is loaded.
         chat: names of models that write text, to say that they do nothing else.
-        most_loaded: models that may be loaded at once.
+        pool: what loads them; empty.
         waiting: requests that run and wait.
         metrics: where counts go.
-        limit: bytes of all that MLX holds; None for what is free.
     """
 
     def __init__(
         self,
         models: Sequence[Named],
-        *,
         chat: Sequence[str],
-        most_loaded: int,
+        pool: Pool,
         waiting: int,
-        limit: int | None = None,
         metrics: RetrievalMetrics,
     ) -> None:
         self.models = tuple(models)
         self.created = int(time.time())
         self._chat = tuple(chat)
         self._stepper = Stepper("retrieval", waiting)
-        self._pool = Pool(lambda: _room(limit), most_loaded=most_loaded, most_waiting=waiting)
+        self._pool = pool
         self._entries: dict[tuple[Kind, Path], Entry[Any]] = {}
         for named in models:
             key = (named.kind, named.planned.folder.resolve())
@@ -146,11 +138,6 @@ class Retrieval:
     def states(self) -> dict[str, State]:
         """What has become of each model, by name."""
         return {named.name: self._pool.state(self._entry(named).name) for named in self.models}
-
-    @property
-    def held(self) -> int:
-        """Bytes that loaded models hold. From any thread."""
-        return self._pool.held()
 
     def loaded(self, named: Named) -> Embedder | Reranker | None:
         """A model, to look at, if it is loaded."""
@@ -186,22 +173,26 @@ class Retrieval:
         Raises:
             QueueFull: too many requests wait.
             OutOfMemoryBudget, NoRoom: there is no room for the model.
-            SelfdraftError: it cannot be loaded, or what the work raised.
+            LoadFailed: it cannot be loaded; the log says why.
+            SelfdraftError: what the work raised.
         """
         self._stepper.check_room()
         begun = time.perf_counter()
-        with await self._pool.use(self._entry(named)) as model:
+        with await self._lease(named) as model:
             result = await self._stepper.run(work(model))
         self.metrics.seconds.labels(named.name).observe(time.perf_counter() - begun)
         return result
 
+    async def _lease(self, named: Named) -> Lease[Any]:
+        try:
+            return await self._pool.use(self._entry(named))
+        except (OutOfMemoryBudget, Loading, QueueFull):
+            raise
+        except Exception as error:
+            raise LoadFailed(f"the model {named.name!r} could not be loaded; the server's log says why") from error
+
     def _entry(self, named: Named) -> Entry[Any]:
         return self._entries[named.kind, named.planned.folder.resolve()]
-
-
-def _room(limit: int | None) -> int:
-    """Bytes that another model could take now."""
-    return free_memory() if limit is None else max(0, limit - used_memory()["arrays"])
 
 
 def _entry(named: Named) -> Entry[Any]:

@@ -15,14 +15,14 @@ import httpx
 import mlx.core as mx
 import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
 from selfdraft.errors import CheckpointError, InvalidRequest, ModelNotFound
 from selfdraft.llm import LLM
 from selfdraft.retrieval import Embedder, encoder, plan
 from selfdraft.server.config import load_server_settings
+from selfdraft.server.registry import Given
 from selfdraft.server.retrieval import retrieval_of
-from selfdraft.server.retrieval_metrics import RetrievalMetrics
+from selfdraft.server.served import ServedModel, ServedModels
 from tests.support.retrieval import FIXTURES, altered, finished, scores_of
 
 from .conftest import Running, running, within
@@ -210,7 +210,7 @@ def test_models_health_metrics_and_docs_know_them(client: httpx.Client) -> None:
     assert entries["vectors"]["max_input_tokens"] == 48
     assert entries["bert"]["type"] == "rerank"
     assert client.get("/v1/models/vectors").json() == entries["vectors"]
-    assert client.get("/health").json()["retrieval"]["vectors"] == "loaded"
+    assert client.get("/health").json()["models"]["vectors"] == "loaded"
     metrics = client.get("/metrics").text
     assert 'selfdraft_retrieval_loaded{model="vectors"} 1.0' in metrics
     assert 'selfdraft_retrieval_texts_total{model="vectors"}' in metrics
@@ -232,7 +232,7 @@ def test_without_models_it_says_how_to_have_some(load_nano: Callable[[], LLM]) -
             "no chat model scores documents: start the server with --rerank-model" in answer.json()["error"]["message"]
         )
         assert "/v1/embeddings" not in client.get("/openapi.json").json()["paths"]
-        assert "retrieval" not in client.get("/health").json()
+        assert list(client.get("/health").json()["models"]) == ["nano"]
 
 
 @pytest.mark.parametrize(
@@ -240,31 +240,39 @@ def test_without_models_it_says_how_to_have_some(load_nano: Callable[[], LLM]) -
     [
         (["/nowhere/at/all"], ModelNotFound, "no model '/nowhere/at/all'"),
         (["owner/never-pulled"], ModelNotFound, "not among the models that were downloaded"),
-        ([f"default={FIXTURES / 'bert'}"], InvalidRequest, "that is not 'default'"),
-        ([f"nano={FIXTURES / 'bert'}"], InvalidRequest, "with a NAME that no other model has"),
-        ([str(FIXTURES / "bert"), str(FIXTURES / "bert")], InvalidRequest, "with a NAME that no other model has"),
-        (["=x"], InvalidRequest, "give NAME=MODEL or MODEL"),
-        (["x="], InvalidRequest, "give NAME=MODEL or MODEL"),
+        ([f"default={FIXTURES / 'bert'}"], InvalidRequest, "another model has the name 'default'"),
+        ([f"nano={FIXTURES / 'bert'}"], InvalidRequest, "another model has the name 'nano'"),
+        ([str(FIXTURES / "bert"), str(FIXTURES / "bert")], InvalidRequest, "another model has the name 'bert'"),
+        (["=x"], ModelNotFound, "no model '=x'"),
+        (["x="], ModelNotFound, "no model 'x='"),
         ([str(FIXTURES / "qwen3")], CheckpointError, "writes text and was not trained to embed"),
     ],
 )
 def test_a_model_that_cannot_serve_is_refused_at_the_start(given: list[str], error: type[Exception], said: str) -> None:
     settings = load_server_settings(embedding_model=given)
+    chat = ServedModels([ServedModel(Given("nano", "nano"), lambda: 0, lambda beside: load_nano())], settings)
     with pytest.raises(error, match=said):
-        retrieval_of(settings, ["nano"], RetrievalMetrics(CollectorRegistry()))
+        retrieval_of(settings, chat)
 
 
-def test_a_model_that_breaks_is_an_error_and_the_next_request_tries_again(
-    load_nano: Callable[[], LLM], tmp_path: Path
-) -> None:
+def test_nan_is_an_error_and_never_sent(load_nano: Callable[[], LLM], tmp_path: Path) -> None:
     folder = altered("bert", tmp_path, tensors=lambda tensors: tensors | {"classifier.bias": mx.array([float("nan")])})
     with running(load_nano, rerank_model=[f"broken={folder}"]) as found, found.client() as client:
         asked = {"model": "broken", "query": "boat", "documents": ["mill"]}
         answer = client.post("/v1/rerank", json=asked)
         assert answer.status_code == 500
         assert "the score of documents[0] is NaN or infinite" in answer.json()["error"]["message"]
-        (folder / "tokenizer.json").unlink()
-        assert client.post("/v1/rerank", json=asked).status_code == 500  # loaded: its files are not asked again
+
+
+def test_a_model_that_cannot_be_loaded_is_tried_again(load_nano: Callable[[], LLM], tmp_path: Path) -> None:
+    folder = altered("bert", tmp_path)
+    with running(load_nano, embedding_model=[f"e={folder}"]) as found, found.client() as client:
+        (folder / "tokenizer.json").rename(folder / "away")
+        answer = client.post("/v1/embeddings", json={"input": "boat"})
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == "the model 'e' could not be loaded; the server's log says why"
+        (folder / "away").rename(folder / "tokenizer.json")
+        assert client.post("/v1/embeddings", json={"input": "boat"}).status_code == 200
 
 
 def test_models_give_way_to_each_other_under_load(load_nano: Callable[[], LLM], tmp_path: Path) -> None:
@@ -284,7 +292,7 @@ def test_models_give_way_to_each_other_under_load(load_nano: Callable[[], LLM], 
 
         with ThreadPoolExecutor(8) as crowd:
             assert max(crowd.map(ask, range(48))) < 1e-6
-        assert within(5, lambda: list(client.get("/health").json()["retrieval"].values()).count("loaded") == 1)
+        assert within(5, lambda: list(client.get("/health").json()["models"].values()).count("loaded") == 2)
     assert len({tuple(each[0][:3]) for each in wanted}) == 3
 
 
@@ -301,22 +309,25 @@ def test_the_least_recently_used_gives_way(load_nano: Callable[[], LLM], tmp_pat
     with running(load_nano, embedding_model=given, max_loaded_retrieval=2) as found, found.client() as client:
         for name in ("a", "b", "a", "c"):
             client.post("/v1/embeddings", json={"model": name, "input": "boat"}).raise_for_status()
-        states = client.get("/health").json()["retrieval"]
-        assert states == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+        states = client.get("/health").json()["models"]
+        assert states == {"nano": "loaded", "a": "loaded", "b": "unloaded", "c": "loaded"}
 
 
 def test_memory_that_is_not_there_is_said(load_nano: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfdraft.server.retrieval.free_memory", lambda: 1000)
+    monkeypatch.setattr("selfdraft.server.served.free_memory", lambda: 1000)
     with running(load_nano, **embeddings(1)) as found, found.client() as client:
         answer = client.post("/v1/embeddings", json={"model": "e0", "input": "boat"})
         assert answer.status_code == 507
         assert "e0 needs" in answer.json()["error"]["message"]
 
 
-def test_a_memory_limit_holds_for_them_too(load_nano: Callable[[], LLM]) -> None:
-    room = mx.get_active_memory() + 1000
-    with running(load_nano, **embeddings(1), memory_limit=room) as found, found.client() as client:
-        assert client.post("/v1/embeddings", json={"model": "e0", "input": "boat"}).status_code == 507
+def test_memory_is_shared_with_chat_models(load_nano: Callable[[], LLM]) -> None:
+    with running(load_nano, **embeddings(1), memory_limit="1GiB") as found, found.client() as client:
+        before = found.models.free()
+        client.post("/v1/embeddings", json={"model": "e0", "input": "boat"}).raise_for_status()
+        size = plan(FIXTURES / "bert").nbytes
+        assert found.models.others() == size
+        assert found.models.free() == before - size
 
 
 def test_a_client_that_goes_frees_its_place(load_nano: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch) -> None:

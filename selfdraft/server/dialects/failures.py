@@ -14,7 +14,7 @@ from ...errors import (
     OutOfMemoryBudget,
     SelfdraftError,
 )
-from ..errors import HttpError, Loading, NoRoom, QueueFull
+from ..errors import HttpError, LoadFailed, Loading, NoRoom, QueueFull
 from .limits import RequestTooLarge
 
 __all__ = ["Failure", "describe", "headers"]
@@ -45,6 +45,7 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (QueueFull, 429, "rate_limit_exceeded"),
     (NoRoom, 503, "no_room_for_model"),
     (Loading, 503, "model_loading"),
+    (LoadFailed, 500, "model_load_failed"),
     (NonFiniteLogits, 500, "server_error"),
     (NonFiniteOutput, 500, "server_error"),
 )
