@@ -67,8 +67,8 @@ def retrieval_of(settings: ServerSettings, chat: ServedModels) -> Retrieval:
         name, model = Given.parse(each)
         if name in (DEFAULT, *chat.registry.names, *(known.name for known in models)):
             raise InvalidRequest(
-                f"--{_FLAGS[kind].replace('_', '-')} {each!r}: another model has the name {name!r}; give it one of its own, "
-                "NAME=MODEL",
+                f"--{_FLAGS[kind].replace('_', '-')} {each!r}: another model has the name {name!r}; give it one of "
+                "its own, NAME=MODEL",
                 param=_FLAGS[kind],
             )
         planned = plan(find_model(model, fetch=False))

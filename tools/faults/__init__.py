@@ -16,6 +16,7 @@ from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
 from .modules import FAULTS as MODULES
 from .products import FAULTS as PRODUCTS
+from .retrieval import FAULTS as RETRIEVAL
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
 from .tuning import FAULTS as TUNING
@@ -39,4 +40,5 @@ FAULTS = [
     *FANS,
     *FORGE,
     *FORGE_HEAD,
+    *RETRIEVAL,
 ]
