@@ -29,7 +29,7 @@ test-reference: ## regenerate the reference fixtures with torch and transformers
 test-clients: ## the real Claude Code, Codex and OpenCode (from npm, over a gigabyte) against the server; 6 minutes
 	@sh scripts/setup.sh test
 	@sh scripts/setup_agents.sh
-	SELFDRAFT_AGENTS=1 $(PY) -m pytest -v tests/agents
+	TESTS_AGENTS=1 $(PY) -m pytest -v tests/agents
 
 check: ## ruff and mypy --strict
 	@sh scripts/setup.sh check

@@ -40,8 +40,8 @@ def load(
         CheckpointError: the folder cannot be used, with what is wrong in it.
     """
     settings = settings or load_settings()
-    folder = find_model(model)  # a wrong name is said before anything heavy is imported
-    choose_blas(settings.blas)
+    choose_blas(settings.blas)  # before MLX comes in, which a model on the Hub needs to be judged
+    folder = find_model(model)
     from .llm import LLM  # MLX is imported here
     from .memory import Holdings
 

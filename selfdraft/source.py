@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from .errors import ModelNotFound
+from .errors import CheckpointError, DownloadFailed, ModelNotFound
 from .hub.cache import cache_folder, snapshot_folder
 from .hub.names import ModelId, parse
 from .hub.pins import Pin, find_pin
@@ -12,7 +13,8 @@ from .hub.pins import Pin, find_pin
 __all__ = ["REFERENCE", "find_model"]
 
 REFERENCE = "reference"
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+_SMALL = ["*.json", "*.jinja"]
+_PATTERNS = [*_SMALL, "*.safetensors"]
 
 
 def find_model(name: str, *, fetch: bool = True) -> Path:
@@ -25,6 +27,7 @@ def find_model(name: str, *, fetch: bool = True) -> Path:
 
     Raises:
         ModelNotFound: nothing by that name, or the Hub cannot be reached.
+        CheckpointError: its small files say that it cannot run; its weights were not fetched.
     """
     if name == REFERENCE:
         return Path(__file__).parent / "assets" / REFERENCE
@@ -56,15 +59,19 @@ def _pinned(pin: Pin) -> Path:
 def _download(model: ModelId, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download
 
-    try:
+    def take(patterns: list[str], *, local: bool) -> Path:
         return Path(
             snapshot_download(
-                model.repository,
-                revision=model.revision,
-                allow_patterns=_PATTERNS,
-                local_files_only=not fetch,
+                model.repository, revision=model.revision, allow_patterns=patterns, local_files_only=local
             )
         )
+
+    try:
+        if fetch and (names := _listed(model)):
+            _refuse_early(take(_SMALL, local=False), names)
+        return take(_PATTERNS, local=not fetch)
+    except CheckpointError:  # of ours, with what is wrong
+        raise
     except Exception as error:  # the Hub client raises many kinds, from its own and from its HTTP library's tree
         if not fetch:
             raise ModelNotFound(
@@ -75,3 +82,20 @@ def _download(model: ModelId, fetch: bool) -> Path:
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no details'}); "
             "check the name, the network, and for a gated model `hf auth login`"
         ) from error
+
+
+def _listed(model: ModelId) -> list[str]:
+    """Names of a model's files on the Hub; none where it cannot be asked: what is in the cache may do then."""
+    from .hub.listing import list_files
+
+    with suppress(DownloadFailed):
+        return [file.name for file in list_files(model).files]
+    return []
+
+
+def _refuse_early(folder: Path, names: list[str]) -> None:
+    """Refuse a model that cannot run before its weights are fetched."""
+    from .models.checkpoint import Companion, accept  # MLX is imported here
+
+    with suppress(Companion):
+        accept(folder, names)

@@ -89,7 +89,7 @@ ALLOWED = {
     },
     "stream": {"engine", "results", "text"},
     "loading": {"device", "errors", "fans", "llm", "memory", "settings", "source"},
-    "source": {"errors", "hub"},
+    "source": {"errors", "hub", "models"},
     "assets": set(),
     "server": {
         "__init__",
@@ -145,6 +145,7 @@ ALLOWED = {
         "models",
         "params",
         "results",
+        "retrieval",
         "server",
         "sessions",
         "settings",

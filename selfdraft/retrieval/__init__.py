@@ -5,8 +5,20 @@ generators of one bounded forward a step: whoever runs them decides between two 
 """
 
 from .embedder import Embedder, Vectors, refuse_generators
-from .encoder import Plan, plan
+from .encoder import Plan, check_installed, plan, reads_texts
 from .reranker import Reranker, Scores, open_reranker
 from .tokens import Tokens
 
-__all__ = ["Embedder", "Plan", "Reranker", "Scores", "Tokens", "Vectors", "open_reranker", "plan", "refuse_generators"]
+__all__ = [
+    "Embedder",
+    "Plan",
+    "Reranker",
+    "Scores",
+    "Tokens",
+    "Vectors",
+    "check_installed",
+    "open_reranker",
+    "plan",
+    "reads_texts",
+    "refuse_generators",
+]

@@ -23,7 +23,7 @@ from ..models.tensor_header import entries
 from .families import Family, family_of
 from .tokens import Tokens
 
-__all__ = ["Encoder", "Plan", "plan"]
+__all__ = ["Encoder", "Plan", "check_installed", "plan", "reads_texts"]
 
 # Of other uses of the same trunk: predictions of masked words, of the next sentence.
 _FOREIGN = ("cls.", "lm_head.", "decoder.", "head.", "classifier.", "score.")
@@ -62,17 +62,24 @@ class Plan:
         return str(named[0]) if isinstance(named, list) and named else ""
 
 
-def plan(folder: Path) -> Plan:
-    """Look at a model folder.
+def check_installed() -> None:
+    """Refuse to go on without mlx-embeddings.
 
     Raises:
-        CheckpointError: it cannot be used, with what is wrong in it.
-        SelfdraftError: mlx-embeddings is not installed.
+        SelfdraftError: it is not installed.
     """
     if find_spec("mlx_embeddings") is None:
         raise SelfdraftError(
             "embeddings and reranking need mlx-embeddings, which is not installed: pip install 'selfdraft[retrieval]'"
         )
+
+
+def plan(folder: Path) -> Plan:
+    """Look at a model folder.
+
+    Raises:
+        CheckpointError: it cannot be used, with what is wrong in it.
+    """
     config = read_json(folder / "config.json")
     family = family_of(config)
     files = tuple(weight_files(folder)[0])
@@ -86,6 +93,15 @@ def plan(folder: Path) -> Plan:
         entry.nbytes * dtype.size // size[entry.dtype] if entry.dtype in size else entry.nbytes for entry in stored
     )
     return Plan(folder, family, config, files, dtype, nbytes, width, heads, positions - family.reserved)
+
+
+def reads_texts(folder: Path) -> bool:
+    """Whether a folder is of a family that embeds or ranks, as far as its config.json says."""
+    try:
+        family_of(read_json(folder / "config.json"))
+    except CheckpointError:
+        return False
+    return True
 
 
 def _dtype(stored: set[str]) -> mx.Dtype:
@@ -122,7 +138,9 @@ class Encoder:
 
         Raises:
             CheckpointError: tensors are missing, surplus or of the wrong shape, each by name.
+            SelfdraftError: mlx-embeddings is not installed.
         """
+        check_installed()
         self.plan = planned
         self.head = head
         config = dict(planned.config)

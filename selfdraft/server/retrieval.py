@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from ..engine import leave_tidily
 from ..errors import InvalidRequest, ModelNotFound, OutOfMemoryBudget
 from ..memory import release_buffers
-from ..retrieval import Embedder, Plan, Reranker, open_reranker, plan, refuse_generators
+from ..retrieval import Embedder, Plan, Reranker, check_installed, open_reranker, plan, refuse_generators
 from ..source import find_model
 from .config import ServerSettings
 from .errors import LoadFailed, Loading, QueueFull
@@ -56,13 +56,15 @@ def retrieval_of(settings: ServerSettings, chat: ServedModels) -> Retrieval:
 
     Raises:
         InvalidRequest: a name that is none, or stands there twice.
-        SelfdraftError: a model that is not here, or cannot be used as what it is given for.
+        SelfdraftError: a model that is not here, or cannot be used as what it is given for; mlx-embeddings is not here.
     """
     models: list[Named] = []
     given: tuple[tuple[Kind, str], ...] = (
         *(("embedding", each) for each in settings.embedding_model),
         *(("rerank", each) for each in settings.rerank_model),
     )
+    if given:
+        check_installed()
     for kind, each in given:
         name, model = Given.parse(each)
         if name in (DEFAULT, *chat.registry.names, *(known.name for known in models)):

@@ -1,4 +1,4 @@
-"""The real coding agents, one turn each: opt-in, `make test-clients` installs them and sets SELFDRAFT_AGENTS.
+"""The real coding agents, one turn each: opt-in, `make test-clients` installs them and sets TESTS_AGENTS.
 
 With the reference model the turn is what a user sees, though slow on a CPU: their prompts are ten thousand tokens and
 more. A scripted model takes each through its tools as well: calls out, results in, the last word shown.
@@ -21,7 +21,7 @@ from tests.server.conftest import running, within
 from .agents import AGENTS, NOTES, PINNED, Agent
 from .scripted import SAID, load_scripted, playing, quick_checkpoint
 
-pytestmark = pytest.mark.skipif(not os.environ.get("SELFDRAFT_AGENTS"), reason="opt-in: make test-clients")
+pytestmark = pytest.mark.skipif(not os.environ.get("TESTS_AGENTS"), reason="opt-in: make test-clients")
 
 PATHS = {"claude-code": "/v1/messages", "codex": "/v1/responses", "opencode": "/v1/chat/completions"}
 

@@ -1,6 +1,6 @@
 """Guards /openapi.json against the server: requests made from it meet no 5xx, and answers are as it says.
 
-A longer run, with the borders of every field: SELFDRAFT_FUZZ=200 pytest tests/clients/test_schemathesis.py
+A longer run, with the borders of every field: TESTS_FUZZ=200 pytest tests/clients/test_schemathesis.py
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .conftest import Client
 
 __all__ = ["fuzzed"]  # a fixture: its answers are short, and at its end it looks for what is left behind
 
-LONG = "SELFDRAFT_FUZZ" in os.environ
-EXAMPLES = os.environ.get("SELFDRAFT_FUZZ", "10")
+LONG = "TESTS_FUZZ" in os.environ
+EXAMPLES = os.environ.get("TESTS_FUZZ", "10")
 
 
 @pytest.fixture(scope="module")

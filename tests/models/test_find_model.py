@@ -92,9 +92,10 @@ def test_the_hub_is_asked_for_what_is_read_and_no_more(monkeypatch: pytest.Monke
         return str(tmp_path)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("selfdraft.source._listed", lambda model: [])  # a Hub that lists nothing judges nothing
     assert find_model("owner/some.model-1_b") == tmp_path
     assert find_model("owner/name@refs/pr/7") == tmp_path
-    patterns = ["*.json", "*.safetensors", "*.jinja"]
+    patterns = ["*.json", "*.jinja", "*.safetensors"]
     assert asked == [("owner/some.model-1_b", None, patterns, False), ("owner/name", "refs/pr/7", patterns, False)]
     find_model("owner/name", fetch=False)
     assert asked[-1][-1] is True

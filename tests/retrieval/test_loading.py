@@ -153,7 +153,7 @@ def test_attention_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_without_mlx_embeddings_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder, "find_spec", lambda name: None)
     with pytest.raises(SelfdraftError, match=r"pip install 'selfdraft\[retrieval\]'"):
-        plan(FIXTURES / "bert")
+        Embedder(plan(FIXTURES / "bert"))
 
 
 def test_the_size_is_known_before_weights_are_read() -> None:

@@ -1,7 +1,7 @@
 """Guards the server under load: clients that err and leave beside clients whose answers must be as if alone.
 
-It lasts SELFDRAFT_LOAD_SECONDS (default 8), on the model SELFDRAFT_LOAD_MODEL (default: a nano model). By hand:
-SELFDRAFT_LOAD_SECONDS=60 SELFDRAFT_LOAD_MODEL=reference pytest -s tests/server/test_load.py
+It lasts TESTS_LOAD_SECONDS (default 8), on the model TESTS_LOAD_MODEL (default: a nano model). By hand:
+TESTS_LOAD_SECONDS=60 TESTS_LOAD_MODEL=reference pytest -s tests/server/test_load.py
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import httpx
 from .load import Load, cases
 from .test_serve_command import serving
 
-SECONDS = float(os.environ.get("SELFDRAFT_LOAD_SECONDS", "8"))
-MODEL = os.environ.get("SELFDRAFT_LOAD_MODEL", "")
+SECONDS = float(os.environ.get("TESTS_LOAD_SECONDS", "8"))
+MODEL = os.environ.get("TESTS_LOAD_MODEL", "")
 
 
 def test_under_load_every_answer_is_as_if_alone_and_nothing_is_left_behind(nano_folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Whatever comes over a real socket is answered with 2xx or 4xx in its dialect's form, and nothing is left behind.
 
-A longer run: SELFDRAFT_FUZZ=5000 pytest tests/server/test_server_fuzz.py --hypothesis-seed=N
+A longer run: TESTS_FUZZ=5000 pytest tests/server/test_server_fuzz.py --hypothesis-seed=N
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from selfdraft.llm import LLM
 
 from .conftest import Running, running
 
-EXAMPLES = int(os.environ.get("SELFDRAFT_FUZZ", "40"))
+EXAMPLES = int(os.environ.get("TESTS_FUZZ", "40"))
 
 FUNCTION = {
     "name": "weather",

@@ -126,8 +126,8 @@ FAULTS = [
     Fault(
         "looking at a model downloads it",
         "source.py",
-        "local_files_only=not fetch",
-        "local_files_only=False",
+        "return take(_PATTERNS, local=not fetch)",
+        "return take(_PATTERNS, local=False)",
         _AROUND,
     ),
     Fault(

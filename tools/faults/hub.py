@@ -146,6 +146,13 @@ FAULTS = [
         _PULL,
     ),
     Fault(
+        "weights of a model that cannot run are fetched by loading it",
+        "source.py",
+        "_refuse_early(take(_SMALL, local=False), names)",
+        "take(_SMALL, local=False)",
+        _PULL,
+    ),
+    Fault(
         "a pin stands for every revision",
         "hub/pins.py",
         "model.revision in (None, self.revision, self.commit)",

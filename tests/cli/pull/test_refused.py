@@ -45,6 +45,24 @@ def test_a_family_that_is_not_supported_is_refused_before_its_weights(
     assert hub.fetched(SHARD) == []
 
 
+def test_nor_are_its_weights_fetched_by_loading_it(hub: FakeHub, files: Files) -> None:
+    hub.put(ID, files | {"config.json": b'{"model_type": "llama"}'})
+    with pytest.raises(CheckpointError, match="model_type 'llama' is not supported"):
+        find_model(ID)
+    assert hub.fetched(SHARD) == []
+    hub.put(ID, files)
+    assert (find_model(ID) / SHARD).exists()
+    assert find_pin(ID) is None  # only a pull pins
+
+
+def test_loading_what_is_not_on_the_hub(hub: FakeHub) -> None:
+    hub.gated.add(ID)
+    with pytest.raises(ModelNotFound, match="is gated: ask for access"):
+        find_model(ID)
+    with pytest.raises(ModelNotFound, match="no 'owner/absent' on the Hugging Face Hub; check the name"):
+        find_model("owner/absent")
+
+
 @pytest.mark.parametrize(
     ("index", "said"),
     [
