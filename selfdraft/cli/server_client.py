@@ -68,7 +68,7 @@ def served_model(url: str, key: str | None = None, name: str | None = None) -> S
     try:
         if "error" in body:
             raise SelfdraftError(f"{url}: {body['error']['message']}")
-        listed = body["data"]
+        listed = [each for each in body["data"] if each.get("type", "model") == "model"]  # others embed or rank
         entry = next((each for each in listed if each["id"] == name), listed[0])
         limits = (int(entry[limit]) for limit in ("max_model_len", "max_output_tokens", "max_depth"))
         return ServedModel(name or entry["id"], *limits)

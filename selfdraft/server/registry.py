@@ -39,6 +39,9 @@ class Resolved(NamedTuple):
 class Registry:
     """The models' own names and their aliases.
 
+    Attributes:
+        silent: names of models that write no text: however names are taken, these mean no model that does.
+
     Args:
         models: each served name once; the first is the default.
         aliases: further names, each "NAME", for the default, or "NAME=MODEL", by the model's name or source.
@@ -51,6 +54,7 @@ class Registry:
 
     def __init__(self, models: Sequence[Given], aliases: Sequence[str] = (), *, lenient: bool) -> None:
         self.created = int(time.time())
+        self.silent: tuple[str, ...] = ()
         self._lenient = lenient and len(models) == 1
         self._first = models[0].name
         self._models: dict[str, str] = {}
@@ -90,8 +94,11 @@ class Registry:
             name: `DEFAULT` or nothing is the first model.
 
         Raises:
+            InvalidRequest: it is a model that writes no text.
             ModelNotFound: it is none of the names, and names are taken strictly.
         """
+        if name in self.silent:
+            raise InvalidRequest(f"{name!r} writes no text; there is {', '.join(self.names)}", param="model")
         if name is None or name in self._models:
             return Resolved(name or self._first, self._models[name or self._first])
         if self._lenient or name == DEFAULT:

@@ -199,6 +199,14 @@ def test_a_name_means_a_model_of_the_kind(client: httpx.Client) -> None:
     assert said("/v1/rerank", "text-embedding-3-small")[0] == 404
 
 
+def test_a_model_that_embeds_does_not_chat(client: httpx.Client) -> None:
+    asked = {"messages": [{"role": "user", "content": "boat"}], "max_tokens": 2}
+    answer = client.post("/v1/chat/completions", json={"model": "vectors", **asked})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "'vectors' writes no text; there is nano"
+    assert client.post("/v1/chat/completions", json={"model": "any other", **asked}).status_code == 200
+
+
 def test_models_health_metrics_and_docs_know_them(client: httpx.Client) -> None:
     client.post("/v1/embeddings", json={"model": "vectors", "input": "a"})
     listed = client.get("/v1/models").json()
