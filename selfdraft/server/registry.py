@@ -39,14 +39,14 @@ class Resolved(NamedTuple):
 class Registry:
     """The models' own names and their aliases.
 
-    Attributes:
-        silent: names of models that write no text: however names are taken, these mean no model that does.
-
     Args:
         models: each served name once; the first is the default.
         aliases: further names, each "NAME", for the default, or "NAME=MODEL", by the model's name or source.
         lenient: let any name mean the model, if there is one alone. Coding agents ask for several at once, and on one's
             own machine with one model there is nothing to confuse.
+
+    Attributes:
+        silent: names of models that write no text: however names are taken, these mean no model that does.
 
     Raises:
         InvalidRequest: a name that would mean two models, or an alias of none that is served.

@@ -46,7 +46,7 @@ def test_a_real_model_embeds_as_its_reference(minilm: Embedder, expected: Any) -
 
 
 def test_a_text_alone_is_a_text_in_a_batch(minilm: Embedder) -> None:
-    texts = [text for text in TEXTS if len(text) < 500]
+    texts = [text for text in TEXTS if 0 < len(text) < 60]
     together = finished(minilm.embed(minilm.read(texts)))
     alone = np.concatenate([finished(minilm.embed(minilm.read([text]))) for text in texts])
     assert np.abs(together - alone).max() < LARGEST

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from selfdraft.errors import CheckpointError, ContextOverflow, InvalidRequest
-from selfdraft.retrieval.batches import MOST_SCORES, MOST_TOKENS, batches
+from selfdraft.retrieval.batches import MOST_SCORES, MOST_TOKENS, SHORT, batches
 from selfdraft.retrieval.tokens import Texts, most_tokens
 from tests.support.retrieval import FIXTURES, altered
 
@@ -117,10 +117,13 @@ def test_a_folder_without_a_usable_tokenizer(tmp_path: Path) -> None:
         Texts(tmp_path, 8)
 
 
-@pytest.mark.parametrize("lengths", [[], [1], [10] * 5000, [8192, 1, 1], [20000, 3], list(range(1, 600))])
+@pytest.mark.parametrize(
+    "lengths", [[], [1], [10] * 5000, [8192, 1, 1], [20000, 3], [256, 2, 2, 3, 9], list(range(1, 600))]
+)
 def test_each_text_is_in_one_forward_and_forwards_are_bounded(lengths: list[int]) -> None:
     chosen = list(batches(lengths))
     assert sorted(index for batch in chosen for index in batch) == list(range(len(lengths)))
     for batch in chosen:
         longest = max(lengths[index] for index in batch)
         assert len(batch) == 1 or (len(batch) * longest <= MOST_TOKENS and len(batch) * longest**2 <= MOST_SCORES)
+        assert longest <= SHORT or 2 * sum(lengths[index] for index in batch) >= len(batch) * longest

@@ -30,14 +30,15 @@ def steps(count: int, seen: list[str], name: str) -> Generator[None, None, str]:
     return name
 
 
-def gated(gate: threading.Event, closed: list[str]) -> Generator[None, None, None]:
+def gated(gate: threading.Event, seen: list[str]) -> Generator[None, None, None]:
     """Each step waits for the gate."""
     try:
         for _ in range(1000):
             yield
+            seen.append("step")
             gate.wait(10)
     finally:
-        closed.append("closed")
+        seen.append("closed")
 
 
 def test_short_work_ends_before_long_work_that_came_first() -> None:
@@ -68,8 +69,8 @@ def test_work_runs_on_the_thread_and_its_error_is_told() -> None:
 
 def test_cancelled_work_is_over_when_its_caller_hears_of_it() -> None:
     async def body(stepper: Stepper) -> None:
-        gate, closed = threading.Event(), list[str]()
-        task = asyncio.create_task(stepper.run(gated(gate, closed)))
+        gate, seen = threading.Event(), list[str]()
+        task = asyncio.create_task(stepper.run(gated(gate, seen)))
         await asyncio.sleep(0.05)
         task.cancel()
         await asyncio.sleep(0.05)
@@ -77,7 +78,7 @@ def test_cancelled_work_is_over_when_its_caller_hears_of_it() -> None:
         gate.set()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert closed == ["closed"]
+        assert seen == ["step", "closed"]
         assert stepper.count == 0
 
     held(8, body)
