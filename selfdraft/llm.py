@@ -31,6 +31,7 @@ from .settings import Settings
 from .stamp import read_stamp
 from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
+from .vision import VisionChoice, choose_vision
 
 if TYPE_CHECKING:
     from .fans.max_mode import MaxMode
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LLM", "Prompt", "sampling_defaults", "weight_bytes"]
 
-Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompted
 Progress = Callable[[int, int], None]
 
 _SESSION_SHARE = 0.25  # of the memory that the weights leave
@@ -60,6 +61,8 @@ class LLM:
         sessions: warm prefixes; None if none are kept.
         max_mode: what holds the fans while rows run; None in other modes.
         notes: lines a user should read, such as why it decodes without a head.
+        tower: what reads images; None if nothing does.
+        weights_bytes: of all weights in memory.
         max_depth: deepest draft; 0 means plain decoding only.
         context_length: most tokens of prompt and answer together.
     """
@@ -75,6 +78,7 @@ class LLM:
         notes: list[str],
         settings: Settings,
         granted: Allowance,
+        vision: VisionChoice,
         beside: Callable[[], Holdings] = Holdings,
     ) -> None:
         self.name = name
@@ -84,13 +88,17 @@ class LLM:
         self.template = template
         self.engine = engine
         self.settings = settings
-        self.budget = MemoryBudget(engine, replace(granted, weights=loaded.nbytes), beside)
+        self.tower = vision.load(checkpoint, loaded.dtype)
+        self.weights_bytes = loaded.nbytes + (self.tower.nbytes if self.tower else 0)
+        self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes), beside)
         asked = settings.session_cache_max_bytes
         left = granted.total - granted.beside - granted.weights
         limit = int(_SESSION_SHARE * left) if asked is None else int(asked)
         self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
-        self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
+        self._vision = vision
+        pictures = vision.prompts(self.tower, loaded.model.vocab_size)
+        self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None, pictures)
         self.max_mode: MaxMode | None = None
         self.notes = notes
         self.defaults = sampling_defaults(checkpoint)
@@ -116,10 +124,12 @@ class LLM:
         checkpoint, stamp = classify(folder), read_stamp(folder)
         tokenizer = Tokenizer.from_folder(folder)
         dtype = _dtype(checkpoint, settings)
-        granted = Allowance.of(checkpoint.weight_bytes(dtype), settings.memory_limit, beside().total)
+        vision = choose_vision(checkpoint, settings.vision, tokenizer)
+        weights = checkpoint.weight_bytes(dtype, tower=not vision.reason)
+        granted = Allowance.of(weights, settings.memory_limit, beside().total)
         granted.enforce()
         loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
-        notes = list(checkpoint.notes)
+        notes = [*checkpoint.notes, *vision.notes]
         if granted.warning:
             notes.append(granted.warning)
         if reason:
@@ -137,7 +147,7 @@ class LLM:
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted)
+        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision, beside)
         if llm.max_depth:
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
@@ -154,7 +164,8 @@ class LLM:
         """Answer a prompt.
 
         Args:
-            prompt: a string is one user message; a list of dicts a conversation; a list of ints raw tokens.
+            prompt: a string is one user message; a list of dicts a conversation; a list of ints raw tokens; what
+                `prompted` made is taken as it is.
             params: what is asked for; fields at None take the checkpoint's defaults.
             raw: take a string as it is, without the chat template.
             enable_thinking: let a template that knows thinking open with it.
@@ -223,7 +234,7 @@ class LLM:
         Raises:
             InvalidRequest, ContextOverflow, OutOfMemoryBudget, NonFiniteLogits: as `generate` does.
         """
-        answer = self.answer(self.tokens(prompt, raw=raw), prompt_logprobs=top, only_prompt=True)
+        answer = self.answer(self.prompted(prompt, raw=raw), prompt_logprobs=top, only_prompt=True)
         (stream,) = self._begun([answer])
         for _ in stream:
             pass
@@ -266,6 +277,7 @@ class LLM:
             on_prefill=on_prefill,
             prompt_logprobs=prompt_logprobs,
             only_prompt=only_prompt,
+            inputs=prompted.inputs,
         )
         self.engine.check(request)
         if params.cache_prompt and not only_prompt and prompt_logprobs is None:
@@ -286,6 +298,16 @@ class LLM:
         self.budget.check_together([*running, *needs])
         self.make_room([*running, *needs], lacking=self.budget.lacking(together(needs)))
         return [TextStream(answer) for answer in answers]
+
+    @property
+    def vision(self) -> bool:
+        """Whether it reads images."""
+        return self.tower is not None
+
+    @property
+    def blind(self) -> str:
+        """Why it reads no images; empty if it does."""
+        return self._vision.reason
 
     @property
     def session_bytes(self) -> int:
@@ -321,7 +343,9 @@ class LLM:
         def remember(tokens: Sequence[int]) -> None:
             self.prompts.remember(prompted, tokens)
 
-        return PromptSession(self.sessions, prompted.scope, prompted.tokens, stops, on_reply=remember)
+        if prompted.inputs is not None:
+            stops = [stop for stop in stops if prompted.inputs.outside(stop)]
+        return PromptSession(self.sessions, prompted.scope, prompted.keys, stops, on_reply=remember)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -346,6 +370,8 @@ class LLM:
         Raises:
             InvalidRequest: a prompt of no known kind, an invalid conversation, no chat template to render it with.
         """
+        if isinstance(prompt, Prompted):
+            return prompt
         if isinstance(prompt, bytes | bytearray | memoryview):
             raise InvalidRequest(
                 "a prompt of bytes is ambiguous: decode it to a string, or give a list of ids", param="prompt"
@@ -395,7 +421,8 @@ class LLM:
             "blas": active_blas(),
             "dtype": str(self.loaded.dtype).removeprefix("mlx.core."),
             "quantisation": self.loaded.quantisation,
-            "weights_bytes": self.loaded.nbytes,
+            "weights_bytes": self.weights_bytes,
+            "vision": self._vision.described,
             "kernels": used_kernels(),
             "max_depth": self.max_depth,
             "context_length": self.context_length,
@@ -425,7 +452,8 @@ def weight_bytes(folder: Path, settings: Settings) -> int:
         CheckpointError: the folder cannot be used.
     """
     checkpoint = classify(folder)
-    return checkpoint.weight_bytes(_dtype(checkpoint, settings))
+    vision = choose_vision(checkpoint, settings.vision, Tokenizer.from_folder(folder))
+    return checkpoint.weight_bytes(_dtype(checkpoint, settings), tower=not vision.reason)
 
 
 def _dtype(checkpoint: Checkpoint, settings: Settings) -> mx.Dtype | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -66,6 +67,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
     """Everything there is to say, as `--json` prints it."""
     from ..llm import sampling_defaults
     from ..text import ChatTemplate
+    from ..vision import tower_report
 
     head, config = checkpoint.head, checkpoint.text_config
     kinds = (config.get("layer_types") or ())[: config["num_hidden_layers"]]  # some list the head's behind the trunk's
@@ -97,6 +99,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
             "probed": probed,
             "reason": reason,
         },
+        "vision": asdict(tower_report(checkpoint, settings.vision)),
         "max_depth": depth,
         "sampling_defaults": sampling_defaults(checkpoint),
         "chat_template": template is not None,
@@ -210,6 +213,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("quantisation", formats),
         ("norms", f"trunk {norms['trunk']}" + (f", head {norms['head']}" if norms["head"] else "")),
         ("MTP head", verdict),
+        ("vision tower", _tower(report["vision"])),
         ("depth limit", str(report["max_depth"])),
         ("sampling", defaults or "no defaults of its own"),
         ("chat template", f"yes{thinking}" if report["chat_template"] else "none: prompts need --raw"),
@@ -218,6 +222,13 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("will run", report["runs"]),
         ("will run on", f"{device['device']} in {device['dtype']}, BLAS: {device['blas']}"),
     ]
+
+
+def _tower(vision: dict[str, Any]) -> str:
+    if not vision["tensors"]:
+        return f"none: {vision['reason']}"
+    read = f"not loaded: {vision['reason']}" if vision["reason"] else "reads images"
+    return f"{vision['tensors']} tensors, {vision['nbytes'] / 1e6:,.1f} MB; {read}"
 
 
 def _stamp_rows(stamp: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import logging.handlers
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +18,7 @@ from ..errors import InvalidRequest
 from ..source import REFERENCE, find_model
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
+from .image_flags import ImageFlags
 from .retrieval_flags import RetrievalFlags
 from .session import model_id, open_model
 from .terminal import dim
@@ -32,10 +35,11 @@ __all__ = ["LogFlags", "ServeFlags", "serve", "serve_models"]
 _WHERE = "Address and access"
 _SEVERAL = "Several models"
 _LIMITS = "Limits"
+_MOST_LOGGED = 8 * 2**20  # bytes of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(RetrievalFlags):
+class ServeFlags(ImageFlags, RetrievalFlags):
     """A flag for every field of `ServerSettings` but the key itself, under the same name."""
 
     models: Annotated[
@@ -185,7 +189,13 @@ class LogFlags:
         flag("--log-level", "debug, info, warning or error. Default: info.", "Log", "LEVEL"),
     ] = "info"
     log_file: Annotated[
-        Path | None, flag("--log-file", "File to append the log to. Default: standard error.", "Log", "FILE")
+        Path | None,
+        flag(
+            "--log-file",
+            "File to append the log to; at 8 MiB it is renamed to FILE.1, that to FILE.2. Default: standard error.",
+            "Log",
+            "FILE",
+        ),
     ] = None
 
     def apply(self) -> None:
@@ -195,7 +205,11 @@ class LogFlags:
             typer.BadParameter: the file cannot be written.
         """
         try:
-            handler = logging.FileHandler(self.log_file) if self.log_file else logging.StreamHandler(sys.stderr)
+            handler: logging.Handler = (
+                logging.handlers.RotatingFileHandler(self.log_file, maxBytes=_MOST_LOGGED, backupCount=2)
+                if self.log_file
+                else logging.StreamHandler(sys.stderr)
+            )
         except OSError as error:
             raise typer.BadParameter(str(error), param_hint="'--log-file'") from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -252,19 +266,19 @@ def serve_models(
     chosen = list(dict.fromkeys(Given.parse(model) for model in models))
     first = chosen[0]
     served = [_served(model, settings, first=model is first) for model in chosen]
-    listener = bind(settings.host, settings.port)
-    port = listener.getsockname()[1]
-    url = local_url(settings.host, port)
+    with closing(bind(settings.host, settings.port)) as listener:
+        port = listener.getsockname()[1]
+        url = local_url(settings.host, port)
 
-    def started() -> None:
-        rest = f"{first.source} is loaded when it is asked for" if settings.lazy else f"loading {first.source} ..."
-        dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); {rest}")
-        listening(url)
+        def started() -> None:
+            rest = f"{first.source} is loaded when it is asked for" if settings.lazy else f"loading {first.source} ..."
+            dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); {rest}")
+            listening(url)
 
-    server = Server(settings, served, listener, started)
-    server.models.on_failure = server.stop
-    with noted(settings.host, port, model_id(first.source)):
-        server.run()
+        server = Server(settings, served, listener, started)
+        server.models.on_failure = server.stop
+        with noted(settings.host, port, model_id(first.source)):
+            server.run()
 
 
 def _served(model: Given, settings: ServerSettings, *, first: bool) -> ServedModel:

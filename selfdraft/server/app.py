@@ -25,6 +25,7 @@ from .dialects.failures import headers
 from .endpoints import ChatEndpoint, CompletionEndpoint, Endpoint
 from .errors import HttpError
 from .metrics import Metrics
+from .pictures import Pictures
 from .registry import DEFAULT
 from .retrieval import Retrieval
 from .retrieval_routes import add_retrieval, entries
@@ -55,37 +56,41 @@ def create_app(models: ServedModels, retrieval: Retrieval, settings: ServerSetti
             Middleware(Gate, access=access, refuse=_error),
         ],
     )
+    pictures = Pictures(settings)
     _add_errors(app)
-    for endpoint in _endpoints():
+    for endpoint in _endpoints(pictures):
         endpoint.mount(app, models, settings.keepalive)
     _add_status(app, models, retrieval)
     _add_models(app, models, retrieval)
     add_retrieval(app, retrieval)
-    add_tokens(app, models)
+    add_tokens(app, models, pictures)
     app.include_router(page.router())
     add_docs(app)
     return app
 
 
-def _endpoints() -> list[Endpoint]:
+def _endpoints(pictures: Pictures) -> list[Endpoint]:
     return [
         ChatEndpoint(
             "/v1/chat/completions",
             openai_chat,
             openai_chat.ChatRequest,
             lambda asked, envelope, _: openai_chat.ChatStream(asked, envelope),
+            pictures,
         ),
         ChatEndpoint(
             "/v1/responses",
             openai_responses,
             openai_responses.ResponsesRequest,
             lambda asked, envelope, _: openai_responses.ResponseStream(asked, envelope),
+            pictures,
         ),
         ChatEndpoint(
             "/v1/messages",
             anthropic_messages,
             anthropic_messages.MessagesRequest,
             lambda _, envelope, tokens: anthropic_messages.MessageStream(envelope, prompt_tokens=tokens),
+            pictures,
         ),
         CompletionEndpoint("/v1/completions"),
     ]

@@ -21,6 +21,7 @@ from .dialects.sampling import SamplingFields
 from .dialects.wire import COMMENT, Encoder, Envelope, read
 from .jobs import ChatJob
 from .openapi import described
+from .pictures import Pictures
 from .pool import Lease
 from .running import Answers
 from .served import ServedModels
@@ -79,7 +80,8 @@ class Endpoint(ABC):
         except Exception as error:
             if not isinstance(error, SelfdraftError):
                 log.exception("a stream broke off before it began")
-            yield "".join(self.encoder(asked, envelope, 0).error(error))
+            encoder = self.encoder(asked, envelope, 0)
+            yield "".join([*encoder.start(), *encoder.error(error)])
             return
         async for block in _blocks(encoder, running, keepalive):
             yield block
@@ -111,6 +113,7 @@ class ChatEndpoint(Endpoint):
     Args:
         dialect: its module: `to_job` and `collect`.
         stream: its encoder, of a request, an envelope and the length of the prompt.
+        pictures: reads the images of chats.
     """
 
     def __init__(
@@ -119,17 +122,19 @@ class ChatEndpoint(Endpoint):
         dialect: Any,
         request: type[SamplingFields],
         stream: Callable[[Any, Envelope, int], Encoder],
+        pictures: Pictures,
     ) -> None:
         super().__init__(path, request)
         self._dialect = dialect
         self._stream = stream
+        self._pictures = pictures
 
     def job(self, asked: Any) -> ChatJob:
         job: ChatJob = self._dialect.to_job(asked)
         return job
 
     async def start(self, job: ChatJob, service: EngineService) -> Answers:
-        return await Chats(service).start(job)
+        return await Chats(service, self._pictures).start(job)
 
     def encoder(self, asked: Any, envelope: Envelope, prompt_tokens: int) -> Encoder:
         return self._stream(asked, envelope, prompt_tokens)

@@ -190,7 +190,7 @@ class ServedModels:
         return {"budget": budget, "weights": sum(each.weights for each in holdings), **promised}
 
     def limits(self, name: str) -> dict[str, Any]:
-        """A model's context, longest answer and depth; empty as long as it was never loaded."""
+        """A model's context, longest answer and depth, and whether it sees; empty as long as it was never loaded."""
         if (service := self.loaded(name)) is not None and service.ready:
             llm = service.llm
             self._limits[name] = {
@@ -198,6 +198,11 @@ class ServedModels:
                 "max_input_tokens": llm.context_length,
                 "max_output_tokens": llm.defaults["max_tokens"],
                 "max_depth": llm.max_depth,
+                "architecture": {
+                    "input_modalities": ["text", "image"] if llm.vision else ["text"],
+                    "output_modalities": ["text"],
+                },
+                "capabilities": {"image_input": {"supported": llm.vision}},
             }
         return self._limits.get(name, {})
 

@@ -15,6 +15,7 @@ from .chat import Chats
 from .dialects import anthropic_messages, openai_chat
 from .dialects.wire import WireModel, read
 from .openapi import described
+from .pictures import Pictures
 from .registry import DEFAULT
 from .served import ServedModels
 from .service import EngineService
@@ -40,14 +41,14 @@ class DetokenizeRequest(WireModel):
     tokens: list[int]
 
 
-def add_tokens(app: FastAPI, models: ServedModels) -> None:
+def add_tokens(app: FastAPI, models: ServedModels, pictures: Pictures) -> None:
     """Serve the paths that count and translate."""
-    _add_count(app, models)
-    _add_tokenize(app, models)
+    _add_count(app, models, pictures)
+    _add_tokenize(app, models, pictures)
     _add_detokenize(app, models)
 
 
-def _add_count(app: FastAPI, models: ServedModels) -> None:
+def _add_count(app: FastAPI, models: ServedModels, pictures: Pictures) -> None:
     @app.post(
         "/v1/messages/count_tokens",
         summary="How many tokens a message request sends to the model",
@@ -57,11 +58,11 @@ def _add_count(app: FastAPI, models: ServedModels) -> None:
         asked = read(anthropic_messages.CountRequest, await request.body())
         models.registry.resolve(asked.model)
         job = replace(anthropic_messages.to_job(asked), scope=request.state.owner)
-        tokens = await _with_model(models, request, asked.model, lambda service: Chats(service).count(job))
-        return anthropic_messages.count_body(tokens)
+        tokens = await _with_model(models, request, asked.model, lambda service: Chats(service, pictures).tokens(job))
+        return anthropic_messages.count_body(len(tokens))
 
 
-def _add_tokenize(app: FastAPI, models: ServedModels) -> None:
+def _add_tokenize(app: FastAPI, models: ServedModels, pictures: Pictures) -> None:
     @app.post(
         "/tokenize",
         summary="The tokens of a text, or of messages as the model reads them",
@@ -76,7 +77,7 @@ def _add_tokenize(app: FastAPI, models: ServedModels) -> None:
 
         async def tokens(service: EngineService) -> dict[str, object]:
             if job is not None:
-                found = (await asyncio.to_thread(Chats(service).prompt, job, answered=False)).tokens
+                found = list(await Chats(service, pictures).tokens(job))
             else:
                 found = await asyncio.to_thread(_bare, service.llm, asked)
             return {"tokens": found, "count": len(found), "max_model_len": service.llm.context_length}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,19 +73,12 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 @contextmanager
-def running(
-    *loads: Callable[[], LLM],
-    ready: bool = True,
-    weights: int = 0,
-    names: Sequence[str] = ("nano", "other", "third"),
-    **given: Any,
-) -> Iterator[Running]:
-    """A server on a free port, of models called by `names` in turn; `given` are its settings."""
+def running(*models: Callable[[], LLM] | ServedModel, ready: bool = True, **given: Any) -> Iterator[Running]:
+    """A server on a free port. What only loads is called nano; `given` are its settings."""
     settings = load_server_settings(**{"port": 0, "drain": 0.2, **given})
     listener = bind(settings.host, settings.port)
     started = threading.Event()
-    served = [_served(name, weights, load) for name, load in zip(names, loads, strict=False)]
-    server = Server(settings, served, listener, started.set)
+    server = Server(settings, [_served(model) for model in models], listener, started.set)
     thread = threading.Thread(target=lambda: _run(server))
     thread.start()
     try:
@@ -99,8 +92,10 @@ def running(
         assert not thread.is_alive()
 
 
-def _served(name: str, weights: int, load: Callable[[], LLM]) -> ServedModel:
-    return ServedModel(Given(name, name), lambda: weights, lambda beside: load())
+def _served(model: Callable[[], LLM] | ServedModel) -> ServedModel:
+    if isinstance(model, ServedModel):
+        return model
+    return ServedModel(Given("nano", "nano"), lambda: 0, lambda beside: model())
 
 
 def _run(server: Server) -> None:

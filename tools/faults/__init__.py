@@ -11,21 +11,28 @@ from .forge import FAULTS as FORGE
 from .forge_head import FAULTS as FORGE_HEAD
 from .hub import FAULTS as HUB
 from .hybrids import FAULTS as HYBRIDS
+from .images import FAULTS as IMAGES
 from .kernels import FAULTS as KERNELS
 from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
 from .modules import FAULTS as MODULES
+from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
 from .retrieval import FAULTS as RETRIEVAL
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .several import FAULTS as SEVERAL
+from .tray import FAULTS as TRAY
 from .tuning import FAULTS as TUNING
+from .vision import FAULTS as VISION
 
 __all__ = ["FAULTS", "Fault"]
 
 FAULTS = [
     *ENGINE,
     *SERVER,
+    *SEVERAL,
+    *IMAGES,
     *SESSIONS,
     *DISK,
     *KERNELS,
@@ -41,4 +48,7 @@ FAULTS = [
     *FORGE,
     *FORGE_HEAD,
     *RETRIEVAL,
+    *VISION,
+    *PACKAGING,
+    *TRAY,
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import (
     ContextOverflow,
+    ImageTooLarge,
     InvalidRequest,
     ModelNotFound,
     NonFiniteLogits,
@@ -40,6 +41,7 @@ class Failure:
 _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (ContextOverflow, 400, "context_length_exceeded"),
     (RequestTooLarge, 413, "request_too_large"),
+    (ImageTooLarge, 413, "image_too_large"),
     (InvalidRequest, 400, "invalid_request"),
     (ModelNotFound, 404, "model_not_found"),
     (QueueFull, 429, "rate_limit_exceeded"),
