@@ -9,7 +9,7 @@ from .flags import flag, whole
 
 __all__ = ["RetrievalFlags"]
 
-_RETRIEVAL = "Embeddings and reranking: needs the extra selfdraft[retrieval]"
+_RETRIEVAL = "Embeddings and reranking, with mlx-embeddings (extra retrieval)"
 
 
 @dataclass(frozen=True, kw_only=True)

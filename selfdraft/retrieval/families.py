@@ -133,7 +133,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     kind = str(config.get("model_type", "")).lower()
     if kind not in FAMILIES:
         raise CheckpointError(
-            f"config.json: model_type {config.get('model_type')!r} is no text encoder that is read here; there is "
+            f"config.json: model_type {config.get('model_type')!r} is none that embeds or ranks here; there is "
             f"{', '.join(FAMILIES)}"
         )
     return FAMILIES[kind]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..engine import leave_tidily
-from ..errors import InvalidRequest, ModelNotFound, OutOfMemoryBudget
+from ..errors import CheckpointError, InvalidRequest, ModelNotFound, OutOfMemoryBudget
 from ..memory import release_buffers
 from ..retrieval import Embedder, Plan, Reranker, check_installed, open_reranker, plan, refuse_generators
 from ..source import find_model
@@ -67,15 +67,20 @@ def retrieval_of(settings: ServerSettings, chat: ServedModels) -> Retrieval:
         check_installed()
     for kind, each in given:
         name, model = Given.parse(each)
+        flag = _flag(kind)
         if name in (DEFAULT, *chat.registry.names, *(known.name for known in models)):
             raise InvalidRequest(
-                f"--{_FLAGS[kind].replace('_', '-')} {each!r}: another model has the name {name!r}; give it one of "
-                "its own, NAME=MODEL",
+                f"{flag} {each!r}: another model has the name {name!r}; give it one of its own, NAME=MODEL",
                 param=_FLAGS[kind],
             )
-        planned = plan(find_model(model, fetch=False))
-        if kind == "embedding":
-            refuse_generators(planned)
+        try:
+            planned = plan(find_model(model, fetch=False))
+            if kind == "embedding":
+                refuse_generators(planned)
+        except ModelNotFound as error:
+            raise ModelNotFound(f"{flag} {each!r}: {error}; `selfdraft pull OWNER/NAME` fetches one") from error
+        except CheckpointError as error:
+            raise CheckpointError(f"{flag} {each!r}: {error}") from error
         models.append(Named(name, kind, planned))
     waiting = settings.queue + 1
     pool = Pool(
@@ -87,6 +92,10 @@ def retrieval_of(settings: ServerSettings, chat: ServedModels) -> Retrieval:
     chat.others = pool.held
     chat.registry.silent = tuple(named.name for named in models)
     return Retrieval(models, chat.registry.names, pool, waiting, RetrievalMetrics(chat.metrics.registry))
+
+
+def _flag(kind: Kind) -> str:
+    return f"--{_FLAGS[kind].replace('_', '-')}"
 
 
 class Retrieval:
@@ -157,8 +166,8 @@ class Retrieval:
         for named in known:
             if name in (named.name, None, DEFAULT):
                 return named
-        flag = f"--{_FLAGS[kind].replace('_', '-')}"
-        there = f"there is {', '.join(named.name for named in known)}" if known else f"start the server with {flag}"
+        listed = f"there is {', '.join(named.name for named in known)}"
+        there = listed if known else f"start the server with {_flag(kind)}"
         if name in self._chat:
             raise InvalidRequest(f"{name!r} writes text; no chat model {_DONE[kind]}: {there}", param="model")
         if name in [named.name for named in self.models]:

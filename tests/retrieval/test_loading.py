@@ -25,7 +25,7 @@ def embedded(folder: Path, texts: list[str]) -> Any:
 @pytest.mark.parametrize(
     ("name", "config", "said"),
     [
-        ("bert", {"model_type": "t5"}, "model_type 't5' is no text encoder that is read here; there is bert"),
+        ("bert", {"model_type": "t5"}, "model_type 't5' is none that embeds or ranks here; there is bert"),
         ("bert", {"model_type": None}, "model_type None"),
         ("bert", {"hidden_act": "relu"}, "hidden_act 'relu' is not supported; bert has 'gelu'"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
