@@ -7,6 +7,7 @@ SelfdraftError
 ├── CheckpointError     a model folder or file that cannot be used
 │   ├── ModelNotFound   nothing under that name, here or on the Hub
 │   └── DownloadFailed  a model that could not be fetched whole
+├── GroupBroken         a rank of those that share a model is lost
 ├── FanError            fans that cannot be held or given back, or are not there
 ├── TrayError           no icon can be shown here, or it cannot start a server
 ├── ServiceError        the operating system's service manager is not there, or refuses
@@ -22,6 +23,7 @@ __all__ = [
     "ContextOverflow",
     "DownloadFailed",
     "FanError",
+    "GroupBroken",
     "ImageTooLarge",
     "InvalidRequest",
     "ModelNotFound",
@@ -76,6 +78,10 @@ class TrayError(SelfdraftError):
 
 class ServiceError(SelfdraftError):
     """The service manager of the operating system is not there, or does not do what it is told."""
+
+
+class GroupBroken(SelfdraftError):
+    """A rank that holds a part of the model is lost: nothing that runs can come to an end."""
 
 
 class OutOfMemoryBudget(SelfdraftError):

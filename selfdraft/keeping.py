@@ -148,5 +148,6 @@ def _facts(llm: LLM) -> dict[str, object]:
         "machine": [platform.machine(), platform.processor(), mx.device_info().get("architecture", "")],
         "head": llm.loaded.model.max_depth > 0,
         "kernels": [*described["kernels"], sources_digest()] if described["kernels"] else [],
+        **({"adapter": llm.adapter.digest} if llm.adapter else {}),
         **{name: described[name] for name in ("device", "blas", "dtype", "quantisation")},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,12 @@ import mlx.core as mx
 from . import tuned
 from .budget import MemoryBudget, Need, together
 from .device import active_blas, choose_dtype
+from .distributed.facts import facts
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
 from .memory import Allowance, Holdings, release_buffers
+from .models.adapters import Adapter, read_adapter
 from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
 from .models.draft_projection import draft_fewer
@@ -26,7 +28,7 @@ from .models.probe import PROBE_TEXT, why_foreign
 from .params import SamplingParams
 from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
-from .sessions import PromptSession, SessionBank, Transcripts
+from .sessions import Payload, PromptSession, SessionBank, Transcripts
 from .settings import Settings
 from .stamp import read_stamp
 from .stream import Answer, TextStream
@@ -34,6 +36,7 @@ from .text import ChatTemplate, RowText, Tokenizer
 from .vision import VisionChoice, choose_vision
 
 if TYPE_CHECKING:
+    from .distributed.leading import Leader
     from .fans.max_mode import MaxMode
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
@@ -54,6 +57,7 @@ class LLM:
     Attributes:
         name: what it was loaded as.
         checkpoint: what its folder holds.
+        adapter: what its trunk was changed by; None for nothing.
         defaults: sampling defaults of its generation_config.json.
         settings: how it was opened.
         budget: what rows and warm prefixes may use of the memory.
@@ -79,10 +83,13 @@ class LLM:
         settings: Settings,
         granted: Allowance,
         vision: VisionChoice,
+        adapter: Adapter | None = None,
+        payload: Payload | None = None,
         beside: Callable[[], Holdings] = Holdings,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
+        self.adapter = adapter
         self.loaded = loaded
         self.tokenizer = tokenizer
         self.template = template
@@ -94,7 +101,7 @@ class LLM:
         asked = settings.session_cache_max_bytes
         left = granted.total - granted.beside - granted.weights
         limit = int(_SESSION_SHARE * left) if asked is None else int(asked)
-        self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
+        self.sessions = SessionBank(loaded.model.new_state, limit, payload=payload) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self._vision = vision
         pictures = vision.prompts(self.tower, loaded.model.vocab_size)
@@ -114,9 +121,13 @@ class LLM:
         *,
         profile: bool = False,
         progress: Progress | None = None,
+        leader: Leader | None = None,
         beside: Callable[[], Holdings] = Holdings,
     ) -> LLM:
-        """Load the model in a folder; see `selfdraft.load`, which finds it by name.
+        """Load the model in a folder, with the adapter of the settings; see `selfdraft.load`, which finds it by name.
+
+        Args:
+            leader: of a group whose ranks share the model; this is rank 0 of it.
 
         Raises:
             OutOfMemoryBudget: its weights do not fit; none was read.
@@ -125,11 +136,16 @@ class LLM:
         tokenizer = Tokenizer.from_folder(folder)
         dtype = _dtype(checkpoint, settings)
         vision = choose_vision(checkpoint, settings.vision, tokenizer)
-        weights = checkpoint.weight_bytes(dtype, tower=not vision.reason)
-        granted = Allowance.of(weights, settings.memory_limit, beside().total)
+        adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
+        weights = checkpoint.weight_bytes(dtype, tower=not vision.reason) + (adapter.nbytes if adapter else 0)
+        granted = Allowance.of(weights // (leader.group.size if leader else 1), settings.memory_limit, beside().total)
+        granted = leader.meet(facts(checkpoint, dtype), granted) if leader else granted
         granted.enforce()
-        loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress)
-        notes = [*checkpoint.notes, *vision.notes]
+        if leader:
+            loaded, reason = leader.load(checkpoint, dtype, progress)
+        else:
+            loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
+        notes = [*checkpoint.notes, *vision.notes, *(adapter.notes(name) if adapter else ())]
         if granted.warning:
             notes.append(granted.warning)
         if reason:
@@ -140,15 +156,29 @@ class LLM:
             size = size or stamp.draft_vocabulary
             loaded.model.max_depth = stamp.limited(loaded.model.max_depth)
             notes += stamp.notes
-        loaded = draft_fewer(loaded, size, always)
+        loaded = draft_fewer(loaded, 0 if leader else size, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision, beside)
-        if llm.max_depth:
+        llm = cls(
+            name,
+            checkpoint,
+            loaded,
+            tokenizer,
+            template,
+            engine,
+            notes,
+            settings,
+            granted,
+            vision,
+            adapter,
+            leader.payload if leader else None,
+            beside,
+        )
+        if llm.max_depth and not leader:  # what one process measured says nothing of several
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
 
@@ -415,7 +445,7 @@ class LLM:
         self.max_depth = self.loaded.model.max_depth = min(depth, self.max_depth)
 
     def describe(self) -> dict[str, Any]:
-        """What runs: device, dtype, BLAS, kernels of our own, depth limit, mode."""
+        """What runs: device, dtype, BLAS, kernels of our own, adapter, depth limit, mode."""
         return {
             "device": "cpu" if mx.default_device() == mx.cpu else "gpu",
             "blas": active_blas(),
@@ -424,6 +454,7 @@ class LLM:
             "weights_bytes": self.weights_bytes,
             "vision": self._vision.described,
             "kernels": used_kernels(),
+            "adapter": self.adapter.describe() if self.adapter else None,
             "max_depth": self.max_depth,
             "context_length": self.context_length,
             "mode": self.mode,
@@ -473,16 +504,21 @@ def sampling_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _with_head_if_sound(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, dtype: mx.Dtype | None, progress: Progress | None
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    dtype: mx.Dtype | None,
+    progress: Progress | None,
+    adapter: Adapter | None,
 ) -> tuple[LoadedModel, str]:
     """The model with its head; or without, and why."""
+    build = partial(build_model, checkpoint, dtype=dtype, progress=progress, adapter=adapter)
     if checkpoint.head.reason:
-        return build_model(checkpoint, with_head=False, dtype=dtype, progress=progress), checkpoint.head.reason
-    loaded = build_model(checkpoint, with_head=True, dtype=dtype, progress=progress)
+        return build(with_head=False), checkpoint.head.reason
+    loaded = build(with_head=True)
     if checkpoint.head.source == "embedded":
         return loaded, ""
     reason = why_foreign(loaded.model, tokenizer.encode(PROBE_TEXT, special=False))
     if not reason:
         return loaded, ""
     del loaded  # one model in memory at a time
-    return build_model(checkpoint, with_head=False, dtype=dtype), reason
+    return build(with_head=False), reason

@@ -97,9 +97,13 @@ class Settings(StoredSettings):
         ssd_session_cache_max_bytes: most bytes of the folder on disk.
         ssd_session_cache_hourly: most bytes written to that folder in an hour.
         ssd_session_cache_kv: how keys and values are stored in that folder: "exact", or "8bit", which changes them.
+        adapter_path: folder of a LoRA or DoRA adapter for the trunk, in mlx-lm's format or PEFT's; None for none.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("",)
+    unstored: ClassVar[Mapping[str, str]] = {
+        "adapter_path": "an adapter belongs to one model; give --adapter-path, or $SELFDRAFT_ADAPTER_PATH"
+    }
 
     blas: Blas = "auto"
     dtype: Dtype = "auto"
@@ -115,6 +119,7 @@ class Settings(StoredSettings):
     ssd_session_cache_max_bytes: ByteSize = ByteSize(20 * 2**30)
     ssd_session_cache_hourly: ByteSize = ByteSize(40 * 2**30)
     ssd_session_cache_kv: Literal["exact", "8bit"] = "exact"
+    adapter_path: Path | None = None
 
     @property
     def engine_mode(self) -> Literal["auto", "turbo", "sustained"]:

@@ -35,6 +35,7 @@ ALLOWED = {
     "retrieval": {"errors", "memory", "models"},
     "sessions": {"engine", "errors", "files", "state"},
     "stamp": {"errors", "files"},
+    "distributed": {"__init__", "engine", "errors", "memory", "models", "sessions", "settings", "state"},
     "forge": {
         "device",
         "engine",
@@ -73,6 +74,7 @@ ALLOWED = {
     "llm": {
         "budget",
         "device",
+        "distributed",
         "engine",
         "errors",
         "fans",
@@ -91,7 +93,7 @@ ALLOWED = {
         "vision",
     },
     "stream": {"engine", "results", "text"},
-    "loading": {"device", "errors", "fans", "llm", "memory", "settings", "source"},
+    "loading": {"device", "distributed", "errors", "fans", "llm", "memory", "settings", "source"},
     "source": {"errors", "hub", "models"},
     "assets": set(),
     "server": {
@@ -136,6 +138,7 @@ ALLOWED = {
     },
     "cli": {
         "device",
+        "distributed",
         "doctor",
         "engine",
         "errors",
@@ -165,6 +168,7 @@ ALLOWED = {
         "tray",
         "tuned",
         "tuning",
+        "vision",
         "__init__",
     },
     "__init__": {"device", "errors", "llm", "loading", "params", "results", "settings"},

@@ -14,16 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..distributed.environment import started_in_group
 from ..errors import InvalidRequest
 from ..source import REFERENCE, find_model
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
+from .group import GroupFlags, as_rank
 from .image_flags import ImageFlags
 from .retrieval_flags import RetrievalFlags
 from .session import model_id, open_model
 from .terminal import dim
 
 if TYPE_CHECKING:
+    from ..distributed.leading import Leader
     from ..llm import LLM
     from ..memory import Holdings
     from ..server.config import ServerSettings
@@ -229,7 +232,7 @@ class _EngineFlags(SessionFlags):
 
 
 @command
-def serve(*, server: ServeFlags, log: LogFlags, engine: _EngineFlags) -> None:
+def serve(*, server: ServeFlags, log: LogFlags, engine: _EngineFlags, group: GroupFlags) -> None:
     """Serve models over HTTP.
 
     OpenAI's and Anthropic's APIs, a chat page at /, their description
@@ -237,7 +240,19 @@ def serve(*, server: ServeFlags, log: LogFlags, engine: _EngineFlags) -> None:
     one stops at once.
     """
     settings = server.settings(engine)
-    serve_models([*filter(None, [engine.model]), *settings.models] or [REFERENCE], settings, log)
+    models = [*filter(None, [engine.model]), *settings.models] or [REFERENCE]
+    if settings.adapter_path is not None and len(models) > 1:
+        raise InvalidRequest(
+            f"the adapter {settings.adapter_path} is for one model, and {len(models)} are given: serve that one alone",
+            param="adapter_path",
+        )
+    if group.asked:
+        group.launch(sys.argv[1:], models, settings)
+    elif backend := started_in_group():
+        log.apply()
+        as_rank(backend, models, settings, lambda leader: serve_models(models, settings, log, leader=leader))
+    else:
+        serve_models(models, settings, log)
 
 
 def serve_models(
@@ -245,12 +260,14 @@ def serve_models(
     settings: ServerSettings,
     log: LogFlags,
     listening: Callable[[str], object] = lambda url: None,
+    leader: Leader | None = None,
 ) -> None:
     """Serve until the user has enough; see `serve`.
 
     Args:
         models: each a model, or NAME=MODEL; the first is the default.
         listening: called with the server's URL once it answers; the model is still being loaded then.
+        leader: of a group that shares the model, if one does.
 
     Raises:
         SelfdraftError: the address cannot be had; a model is not there; the first cannot be loaded.
@@ -265,7 +282,7 @@ def serve_models(
 
     chosen = list(dict.fromkeys(Given.parse(model) for model in models))
     first = chosen[0]
-    served = [_served(model, settings, first=model is first) for model in chosen]
+    served = [_served(model, settings, leader, first=model is first) for model in chosen]
     with closing(bind(settings.host, settings.port)) as listener:
         port = listener.getsockname()[1]
         url = local_url(settings.host, port)
@@ -277,11 +294,13 @@ def serve_models(
 
         server = Server(settings, served, listener, started)
         server.models.on_failure = server.stop
+        if leader:
+            leader.lost = server.fail
         with noted(settings.host, port, model_id(first.source)):
             server.run()
 
 
-def _served(model: Given, settings: ServerSettings, *, first: bool) -> ServedModel:
+def _served(model: Given, settings: ServerSettings, leader: Leader | None, *, first: bool) -> ServedModel:
     """A model to serve. All but the first must be on this machine, so that no request downloads one.
 
     Raises:
@@ -293,8 +312,12 @@ def _served(model: Given, settings: ServerSettings, *, first: bool) -> ServedMod
     if not first:
         find_model(model.source, fetch=False)
 
+    def weights() -> int:
+        return weight_bytes(find_model(model.source, fetch=first), settings) // (leader.group.size if leader else 1)
+
     def load(beside: Callable[[], Holdings]) -> LLM:
-        llm = open_model(EngineFlags(model=model.source), TraceFlags(), settings, beside=beside)
+        given = leader.adapted(settings) if leader else settings
+        llm = open_model(EngineFlags(model=model.source), TraceFlags(), given, beside=beside, leader=leader)
         if llm.max_mode is not None:
             llm.max_mode.warn = logging.getLogger(__name__).warning
         if settings.ctx_size is not None:
@@ -303,4 +326,6 @@ def _served(model: Given, settings: ServerSettings, *, first: bool) -> ServedMod
             llm.limit_depth(settings.max_depth)
         return llm
 
-    return ServedModel(model, lambda: weight_bytes(find_model(model.source, fetch=first), settings), load)
+    if leader is None:
+        return ServedModel(model, weights, load)
+    return ServedModel(model, weights, load, leader.beyond_repair)

@@ -17,6 +17,7 @@ from .flags import EngineFlags, TraceFlags
 from .terminal import Bar, say
 
 if TYPE_CHECKING:
+    from ..distributed.leading import Leader
     from ..llm import LLM
     from ..memory import Holdings
     from ..prompts import Prompted
@@ -44,12 +45,13 @@ def open_model(
     settings: Settings | None = None,
     *,
     beside: Callable[[], Holdings] | None = None,
+    leader: Leader | None = None,
 ) -> LLM:
     """Load a model, showing progress; what a user should know of it goes to standard error.
 
     Args:
         settings: of the engine; by default those of the flags.
-        beside: see `load`.
+        beside, leader: see `load`.
     """
     from ..loading import load
 
@@ -59,7 +61,7 @@ def open_model(
         logging.getLogger("selfdraft").setLevel(logging.INFO)
     _mend_fans()
     with loading_bar(engine.model) as bar:
-        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar, beside=beside)
+        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar, beside=beside, leader=leader)
     for note in llm.notes:
         say(note)
     if llm.max_mode is not None:

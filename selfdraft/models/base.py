@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..state import Captured, RowState
+from .sharding import Sharding
 
 __all__ = [
     "COMPANION",
@@ -19,6 +20,7 @@ __all__ = [
     "Model",
     "architecture",
     "is_companion",
+    "looks_ahead",
     "model_types",
     "register",
     "runs_ahead",
@@ -104,6 +106,12 @@ def runs_ahead(model: Model, rows: Sequence[RowState], tokens: int) -> bool:
     return able is not None and able(rows, tokens)
 
 
+def looks_ahead(model: Model) -> bool:
+    """Whether a forward may be started that is dropped if it turns out not to be wanted."""
+    able: bool = getattr(model, "looks_ahead", True)
+    return able
+
+
 @dataclass(frozen=True)
 class Architecture:
     """How to build one family of checkpoints.
@@ -126,6 +134,7 @@ class Architecture:
         companion: where the head is a checkpoint of its own: what its name has behind the trunk's, as "-assistant".
             Its configuration is then the field `COMPANION` of the text config.
         companion_types: `model_type` values of such a checkpoint.
+        sharding: how several ranks share it; None where they cannot.
     """
 
     model_types: tuple[str, ...]
@@ -140,6 +149,7 @@ class Architecture:
     fp8_rows: Callable[[str, Mapping[str, Any]], int | None] = lambda name, config: None
     companion: str = ""
     companion_types: tuple[str, ...] = ()
+    sharding: Sharding | None = None
 
 
 # Field of a text config: the configuration of the checkpoint that holds the head.

@@ -7,7 +7,7 @@ Weights are mapped, not read: names, shapes and dtypes come from the safetensors
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
+Change = Callable[[dict[str, mx.array]], dict[str, mx.array]]
 HEAD = "mtp."
 # What layers raise that are built of a config that lies.
 _UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -95,14 +96,17 @@ class Checkpoint:
         """`model_type` of the text part."""
         return str(self.text_config["model_type"])
 
-    def mapped_anew(self) -> dict[str, mx.array]:
+    def mapped_anew(self, change: Change = dict) -> dict[str, mx.array]:
         """`tensors` that nobody else holds: what is read of them is held once, by whoever has them.
+
+        Args:
+            change: makes other tensors of what is stored, in MLX's layout but not put together yet.
 
         Raises:
             CheckpointError: the files changed and cannot be read any more.
         """
         stored = _stored(self.folder, self.architecture, self.text_config, [])[0]
-        return _assembled(self.folder, self.architecture, stored, self.text_config)[0]
+        return _assembled(self.folder, self.architecture, stored, self.text_config, change)[0]
 
     def tower(self) -> dict[str, mx.array]:
         """Tensors of the vision tower by their names in mlx-vlm, mapped and not read; empty if there is none."""
@@ -320,7 +324,11 @@ def _foreign(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _assembled(
-    folder: Path, family: Architecture, stored: dict[str, mx.array], text_config: Mapping[str, Any]
+    folder: Path,
+    family: Architecture,
+    stored: dict[str, mx.array],
+    text_config: Mapping[str, Any],
+    change: Change = dict,
 ) -> tuple[dict[str, mx.array], str]:
     """Our parameters, mapped and not read; without the head's, and why, where only these cannot be put together."""
     if settings := _foreign(text_config):
@@ -330,6 +338,7 @@ def _assembled(
             raise CheckpointError(
                 f"{folder}: the weights do not fit config.json: {error}; fetch the checkpoint again"
             ) from error
+    stored = change(stored)
     try:
         return family.assemble(stored, text_config), ""
     except CheckpointError as error:

@@ -20,6 +20,7 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from ..errors import CheckpointError
 from ..state import Captured, CapturedLayer, KeyValues, KeyValueShape, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
+from .block_part import qwen3_5_part
 from .config import positive_number, whole_number
 from .draft_projection import Projecting
 from .few_rows import Entrance, GatedMLP, Normed, joined
@@ -481,5 +482,6 @@ register(
         tower=tower,
         assemble=assemble,
         zero_centred=zero_centred,
+        sharding=qwen3_5_part,
     )
 )

@@ -16,6 +16,7 @@ from mlx_lm.models.qwen3_next import Qwen3NextSparseMoeBlock
 
 from ..errors import CheckpointError
 from .base import Architecture, register
+from .block_part import qwen3_5_part
 from .config import whole_number
 from .experts import stack_experts
 from .qwen3_5 import Experts, Qwen35, Qwen35Args, assemble, canonical, tower, zero_centred
@@ -82,5 +83,6 @@ register(
         tower=tower,
         assemble=_assemble,
         zero_centred=zero_centred,
+        sharding=qwen3_5_part,
     )
 )

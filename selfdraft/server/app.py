@@ -144,7 +144,7 @@ def _add_status(app: FastAPI, models: ServedModels, retrieval: Retrieval) -> Non
             return JSONResponse({"status": "stopping", **figures}, 503)
         if not models.ready:
             return JSONResponse({"status": "loading", **figures}, 503, {"Retry-After": "2"})
-        return JSONResponse({"status": "ok", **figures, "mode": models.mode})
+        return JSONResponse({"status": "ok", **figures, "mode": models.mode, "adapter": models.adapter})
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -62,7 +62,8 @@ class ServerSettings(Settings):
 
     tables: ClassVar[tuple[str, ...]] = ("", "server")
     unstored: ClassVar[Mapping[str, str]] = {
-        "api_key": "set SELFDRAFT_API_KEY, or name a file that holds the key as api_key_file"
+        **Settings.unstored,
+        "api_key": "set SELFDRAFT_API_KEY, or name a file that holds the key as api_key_file",
     }
 
     host: str = "127.0.0.1"

@@ -108,6 +108,11 @@ class Server:
         if self.models.failure is not None:
             raise self.models.failure
 
+    def fail(self, error: SelfdraftError) -> None:
+        """End now, with an error for everything that runs or waits; from any thread but an engine's, which hangs."""
+        self.models.fail(error)
+        self.stop()
+
     def stop(self) -> None:
         """Ask for the end, from any thread."""
         self._web.should_exit = True

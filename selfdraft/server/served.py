@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
-from ..errors import OutOfMemoryBudget
+from ..errors import OutOfMemoryBudget, SelfdraftError
 from ..llm import LLM
 from ..memory import Holdings, free_memory
 from ..sessions.disk.shared import Shared
@@ -37,11 +38,13 @@ class ServedModel:
         given: its name, and what it is loaded as.
         weights: bytes of its weights; may look at files.
         load: makes it, on the thread of its engine; is given what says how much other models hold.
+        beyond_repair: asked when its engine broke off: why nothing can be decoded any more, if that is so.
     """
 
     given: Given
     weights: Callable[[], int]
     load: Callable[[Callable[[], Holdings]], LLM]
+    beyond_repair: Callable[[], SelfdraftError | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class ServedModels:
         self._started = settings.lazy
         self._starting: asyncio.Task[None] | None = None
         self._limits: dict[str, dict[str, Any]] = {}
+        self._made: WeakSet[EngineService] = WeakSet()  # those that are being loaded, too
         self._entries = {model.given.name: self._entry(model) for model in models}
         for entry in self._entries.values():
             self.pool.add(entry)
@@ -173,6 +177,13 @@ class ServedModels:
         return next((service.llm.mode for service in self.services if service.ready), self._settings.mode)
 
     @property
+    def adapter(self) -> str | None:
+        """What the first model's trunk was changed by, as long as it is there."""
+        service = self.first
+        adapter = service.llm.adapter if service is not None and service.ready else None
+        return adapter.name if adapter else None
+
+    @property
     def figures(self) -> dict[str, int]:
         """How many answers run and wait, of all models together; those that wait for a model wait, too."""
         of_each = [service.figures for service in self.services]
@@ -203,6 +214,7 @@ class ServedModels:
                     "output_modalities": ["text"],
                 },
                 "capabilities": {"image_input": {"supported": llm.vision}},
+                "adapter": llm.adapter.describe() if llm.adapter else None,
             }
         return self._limits.get(name, {})
 
@@ -231,7 +243,15 @@ class ServedModels:
             busy=lambda: self.busy,
         )
         service.on_admitted = lambda: self._make_room(service)
+        service.beyond_repair = model.beyond_repair
+        self._made.add(service)
         return service.open()
+
+    def fail(self, error: SelfdraftError) -> None:
+        """End everything with an error, from any thread but an engine's, which may hang."""
+        self.failure = error
+        for service in list(self._made):
+            service.fail(error)
 
     def free(self) -> int:
         """Bytes that something more could take now, under the one limit of all."""

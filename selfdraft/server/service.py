@@ -86,6 +86,7 @@ class EngineService:
 
     Attributes:
         disk: warm prefixes on disk; None as long as there is no model.
+        beyond_repair: asked when the engine broke off: why nothing can be decoded any more, if that is so.
         on_admitted: called on the engine's thread when an answer takes memory of what all models share.
     """
 
@@ -118,6 +119,7 @@ class EngineService:
         self._any_busy = busy or (lambda: self.busy)
         self._decided = threading.Event()  # whether there is a model
         self.disk: DiskSessions | None = None
+        self.beyond_repair: Callable[[], SelfdraftError | None] = lambda: None
         self.on_admitted: Callable[[], object] = lambda: None
         self.metrics = metrics
         self.failure: BaseException | None = None
@@ -216,7 +218,8 @@ class EngineService:
         """
         self.drain()
         self._mailbox.put(lambda: self._drop([*self._waiting, *self._running]))
-        self._thread.join(10)  # a model that is still being loaded is not waited for any longer
+        # A model that is still being loaded is not waited for any longer, and a thread that hangs not at all.
+        self._thread.join(10 if self.failure is None else 1)
         self._give_fans_back()
         if self.disk is not None:
             if save_prefixes:
@@ -230,6 +233,12 @@ class EngineService:
     def make_room(self) -> None:
         """Have warm prefixes give way to what other models hold by now, soon."""
         self._mailbox.put(self._make_room)
+
+    def fail(self, error: SelfdraftError) -> None:
+        """End everything with an error, from another thread: the engine's waits for what never comes."""
+        self.failure = error
+        self._decided.set()  # who waits for the model waits for nothing
+        self._fail_all(error)
 
     @property
     def ready(self) -> bool:
@@ -310,6 +319,7 @@ class EngineService:
                     llm.engine.step()
             except Exception:  # its rows carry the error to their readers
                 log.exception("a step of the engine was broken off")
+                self._end_if_beyond_repair()
         self._hand_out()
         return not self._stopping or bool(self._running or self._waiting or not self._mailbox.empty())
 
@@ -387,6 +397,11 @@ class EngineService:
                     ticket.answer.settle()
             except Exception:
                 log.exception("the state behind an answer could not be kept; the next turn forwards its prompt again")
+                self._end_if_beyond_repair()
+
+    def _end_if_beyond_repair(self) -> None:
+        if (why := self.beyond_repair()) is not None:
+            raise why
 
     def _make_room(self, newcomer: int = 0) -> None:
         """Have warm prefixes give way to rows, and to the bytes of one that joins."""
@@ -437,6 +452,7 @@ class EngineService:
 
     def _fail_all(self, error: BaseException) -> None:
         failed = SelfdraftError(f"the engine broke down ({type(error).__name__}: {error}); restart the server")
+        failed = error if error is self.failure and isinstance(error, SelfdraftError) else failed
         with self._lock:
             self._stopping = True
         self._running, running = [], self._running  # what is in the mail is not for rows of an engine that is no more

@@ -150,7 +150,10 @@ class RowState:
         head_length: committed pairs (h_{i-1}, t_i) in the head's history; pair i sits at entry and position i-1.
         attention, head: KV buffers; entries past the lengths are leftovers that the next write replaces.
         head_outputs: of MTP modules that feed each other, if the head has several.
+        number: under which other ranks hold their parts of the row; 0 where there are none. A fork has it, too.
     """
+
+    number = 0
 
     def __init__(self, shape: StateShape) -> None:
         self.shape = shape
@@ -193,7 +196,7 @@ class RowState:
         twin.rope_delta = self.rope_delta
         twin.attention = [layer.fork() for layer in self.attention]
         twin.head = [layer.fork() for layer in self.head]
-        twin.head_outputs = self.head_outputs
+        twin.head_outputs, twin.number = self.head_outputs, self.number
         twin.recurrence = list(self._held), self._row
         return twin
 

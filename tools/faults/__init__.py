@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from .adapters import FAULTS as ADAPTERS
 from .disk import FAULTS as DISK
+from .distributed import FAULTS as DISTRIBUTED
+from .docs import FAULTS as DOCS
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
 from .fans import FAULTS as FANS
@@ -35,6 +38,7 @@ FAULTS = [
     *IMAGES,
     *SESSIONS,
     *DISK,
+    *DISTRIBUTED,
     *KERNELS,
     *PRODUCTS,
     *MODELS,
@@ -51,4 +55,6 @@ FAULTS = [
     *VISION,
     *PACKAGING,
     *TRAY,
+    *ADAPTERS,
+    *DOCS,
 ]

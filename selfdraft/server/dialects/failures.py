@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ...errors import (
     ContextOverflow,
+    GroupBroken,
     ImageTooLarge,
     InvalidRequest,
     ModelNotFound,
@@ -47,6 +48,7 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (QueueFull, 429, "rate_limit_exceeded"),
     (NoRoom, 503, "no_room_for_model"),
     (Loading, 503, "model_loading"),
+    (GroupBroken, 503, "group_broken"),
     (LoadFailed, 500, "model_load_failed"),
     (NonFiniteLogits, 500, "server_error"),
     (NonFiniteOutput, 500, "server_error"),
