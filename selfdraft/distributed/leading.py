@@ -55,6 +55,7 @@ class Leader:
         self.lost = lost
         self.failure: GroupBroken | None = None
         self._broken = threading.Event()
+        self._closing = False
         self._links: dict[int, Link] = {}
         self._numbers = count(1)
 
@@ -123,6 +124,7 @@ class Leader:
 
     def close(self, why: str = "") -> None:
         """End the other ranks: with an error if there is one to tell."""
+        self._closing = True
         self.tell(["end", why])
         for link in self._links.values():
             link.close(patience=0 if self.failure else _HEARD)
@@ -133,7 +135,7 @@ class Leader:
         self._lose(rank, SelfdraftError(f"rank {rank} broke down; the log says why"))
 
     def _lose(self, rank: int, error: SelfdraftError) -> None:
-        if self.failure is None:
+        if self.failure is None and not self._closing:
             self.failure = GroupBroken(f"the group of ranks is broken: {error}")
             log.error("%s (its host: %s)", self.failure, self._links[rank].host)
             self._broken.set()
