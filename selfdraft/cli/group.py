@@ -64,16 +64,18 @@ class GroupFlags:
             raise typer.BadParameter("there are no ranks: give --hosts or --ranks, too", param_hint="'--backend'")
         return self.hosts is not None or self.ranks is not None
 
-    def launch(self, arguments: Sequence[str]) -> None:
+    def launch(self, arguments: Sequence[str], settings: Settings) -> None:
         """Start the ranks and wait for them.
 
         Args:
-            arguments: of this process.
+            arguments: of this process. settings: of the ranks.
 
         Raises:
             typer.BadParameter: a flag of these that cannot be obeyed.
+            InvalidRequest: the settings are not for a group.
             SelfdraftError: a host cannot be reached; a rank ended with an error.
         """
+        _refuse_alone(settings)
         command = [sys.executable, "-m", "selfdraft", *_without_flags(arguments)]
         try:
             if self.hosts is None:
@@ -93,6 +95,16 @@ class GroupFlags:
             raise refusal(error) from error
         given = {name: value for name, value in os.environ.items() if name.startswith("SELFDRAFT_") and name != _SECRET}
         run_on_hosts(command, hosts, hosts.backend, given)
+
+
+def _refuse_alone(settings: Settings) -> None:
+    """Refuse what only a model in one process has."""
+    if settings.adapter_path is not None:
+        raise InvalidRequest(
+            f"the adapter {settings.adapter_path} cannot be shared by several ranks yet: serve it on one machine, or "
+            "leave it out",
+            param="adapter_path",
+        )
 
 
 def _without_flags(arguments: Sequence[str]) -> list[str]:
@@ -131,6 +143,7 @@ def _run(backend: Backend, engine: EngineFlags, lead: Callable[[Leader], object]
     from ..device import choose_blas
 
     settings = engine.settings()
+    _refuse_alone(settings)
     choose_blas(settings.blas)  # before MLX comes in
     if rank():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears it, and ends this one

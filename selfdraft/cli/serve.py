@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import logging.handlers
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from ..errors import InvalidRequest, SelfdraftError
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
 from .group import GroupFlags, as_rank
+from .image_flags import ImageFlags
 from .session import model_id, open_model
 from .terminal import dim
 
@@ -29,10 +31,11 @@ __all__ = ["LogFlags", "ServeFlags", "serve", "serve_model"]
 
 _WHERE = "Address and access"
 _LIMITS = "Limits"
+_MOST_LOGGED = 8 * 2**20  # bytes of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags:
+class ServeFlags(ImageFlags):
     """A flag for every field of `ServerSettings` but the key itself, under the same name."""
 
     host: Annotated[str | None, flag("--host", "Address to listen on. Default: 127.0.0.1.", _WHERE, "ADDRESS")] = None
@@ -148,7 +151,13 @@ class LogFlags:
         flag("--log-level", "debug, info, warning or error. Default: info.", "Log", "LEVEL"),
     ] = "info"
     log_file: Annotated[
-        Path | None, flag("--log-file", "File to append the log to. Default: standard error.", "Log", "FILE")
+        Path | None,
+        flag(
+            "--log-file",
+            "File to append the log to; at 8 MiB it is renamed to FILE.1, that to FILE.2. Default: standard error.",
+            "Log",
+            "FILE",
+        ),
     ] = None
 
     def apply(self) -> None:
@@ -158,7 +167,11 @@ class LogFlags:
             typer.BadParameter: the file cannot be written.
         """
         try:
-            handler = logging.FileHandler(self.log_file) if self.log_file else logging.StreamHandler(sys.stderr)
+            handler: logging.Handler = (
+                logging.handlers.RotatingFileHandler(self.log_file, maxBytes=_MOST_LOGGED, backupCount=2)
+                if self.log_file
+                else logging.StreamHandler(sys.stderr)
+            )
         except OSError as error:
             raise typer.BadParameter(str(error), param_hint="'--log-file'") from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -177,7 +190,7 @@ def serve(*, server: ServeFlags, log: LogFlags, engine: SessionFlags, group: Gro
     one stops at once.
     """
     if group.asked:
-        group.launch(sys.argv[1:])
+        group.launch(sys.argv[1:], server.settings(engine))
     elif backend := started_in_group():
         log.apply()
         as_rank(backend, engine, lambda leader: serve_model(engine, server.settings(engine), log, leader=leader))

@@ -19,6 +19,7 @@ from .terminal import Bar, say
 if TYPE_CHECKING:
     from ..distributed.leading import Leader
     from ..llm import LLM
+    from ..prompts import Prompted
     from ..settings import Settings
 
 __all__ = [
@@ -99,7 +100,7 @@ def opens_reasoning(llm: LLM, tokens: Sequence[int]) -> bool:
 
 
 def stream(
-    llm: LLM, tokens: Sequence[int], params: SamplingParams, stopped: Callable[[], bool] = lambda: False
+    llm: LLM, prompt: Prompted, params: SamplingParams, stopped: Callable[[], bool] = lambda: False
 ) -> Generator[Piece]:
     """The pieces of an answer, with a bar on standard error while a long prompt is read.
 
@@ -109,14 +110,14 @@ def stream(
         stopped: looked at between pieces, and between layers of the prefill; once true, the answer is cancelled, and
             its last piece follows.
     """
-    bar = Bar("reading the prompt", "tokens", shown=len(tokens) >= LONG_PROMPT)
+    bar = Bar("reading the prompt", "tokens", shown=len(prompt.tokens) >= LONG_PROMPT)
 
     def on_prefill(done: int, total: int) -> None:
         bar(done, total)
         if stopped():
             pieces.cancel()
 
-    with bar, closing(llm.stream(tokens, params, on_prefill=on_prefill)) as pieces:
+    with bar, closing(llm.stream(prompt, params, on_prefill=on_prefill)) as pieces:
         for piece in pieces:
             if piece.token_ids or piece.result:
                 bar.stop()

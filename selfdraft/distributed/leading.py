@@ -90,10 +90,10 @@ class Leader:
 
     def adapted(self, settings: Settings) -> Settings:
         """Settings without what a group does not have; said so where the user asked for it."""
-        lacking: dict[str, Any] = {"ssd_session_cache": "off", "draft_vocabulary": 0}
+        lacking: dict[str, Any] = {"ssd_session_cache": "off", "draft_vocabulary": 0, "vision": "off"}
         for name, value in lacking.items():
             if name in settings.model_fields_set and getattr(settings, name) != value:
-                log.warning("%s is %s in a group: its ranks hold parts of the state and the vocabulary", name, value)
+                log.warning("%s is %s in a group: its ranks hold parts of the model and its state", name, value)
         return settings.model_copy(update=lacking)
 
     @property

@@ -145,6 +145,8 @@ class RowState:
     Attributes:
         shape: what it is made of.
         length: committed tokens: those whose trunk state is held. All tokens but the last, between cycles.
+        rope_delta: what is added to an entry's number for the rotary position of tokens that come next: not 0 behind
+            pictures alone.
         head_length: committed pairs (h_{i-1}, t_i) in the head's history; pair i sits at entry and position i-1.
         attention, head: KV buffers; entries past the lengths are leftovers that the next write replaces.
         head_outputs: of MTP modules that feed each other, if the head has several.
@@ -156,6 +158,7 @@ class RowState:
     def __init__(self, shape: StateShape) -> None:
         self.shape = shape
         self.length = 0
+        self.rope_delta = 0
         self.head_length = 0
         self.attention = [KeyValues(layer.window) for layer in shape.attention]
         self.head = [KeyValues(layer.window) for layer in shape.head]
@@ -190,6 +193,7 @@ class RowState:
         """An independent copy; arrays are shared until either side writes."""
         twin = RowState.__new__(RowState)
         twin.shape, twin.length, twin.head_length = self.shape, self.length, self.head_length
+        twin.rope_delta = self.rope_delta
         twin.attention = [layer.fork() for layer in self.attention]
         twin.head = [layer.fork() for layer in self.head]
         twin.head_outputs, twin.number = self.head_outputs, self.number
