@@ -92,7 +92,7 @@ ALLOWED = {
         "vision",
     },
     "stream": {"engine", "results", "text"},
-    "loading": {"device", "distributed", "errors", "fans", "llm", "settings", "source"},
+    "loading": {"device", "distributed", "errors", "fans", "llm", "memory", "settings", "source"},
     "source": {"errors", "hub", "models"},
     "assets": set(),
     "server": {
@@ -164,6 +164,7 @@ ALLOWED = {
         "tray",
         "tuned",
         "tuning",
+        "vision",
         "__init__",
     },
     "__init__": {"device", "errors", "llm", "loading", "params", "results", "settings"},
