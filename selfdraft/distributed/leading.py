@@ -103,8 +103,10 @@ class Leader:
 
     def beyond_repair(self) -> GroupBroken:
         """Why nothing can be decoded once a forward was broken off: other ranks stand in the middle of it."""
-        self._broken.wait(_HEARD)
-        return self.failure or GroupBroken("a forward was broken off on rank 0, and the others cannot go on from there")
+        if not self._broken.wait(_HEARD):
+            self._break(GroupBroken("a forward was broken off on rank 0, and the others cannot go on from there"))
+        assert self.failure is not None
+        return self.failure
 
     @property
     def control_bytes(self) -> int:
@@ -136,10 +138,14 @@ class Leader:
 
     def _lose(self, rank: int, error: SelfdraftError) -> None:
         if self.failure is None and not self._closing:
-            self.failure = GroupBroken(f"the group of ranks is broken: {error}")
-            log.error("%s (its host: %s)", self.failure, self._links[rank].host)
-            self._broken.set()
-            self.lost(self.failure)
+            log.error("rank %d is on %s", rank, self._links[rank].host)
+            self._break(GroupBroken(f"the group of ranks is broken: {error}"))
+
+    def _break(self, error: GroupBroken) -> None:
+        log.error("%s", error)
+        self.failure = error
+        self._broken.set()
+        self.lost(error)
 
     def _cut_span(self, boundary: Boundary, start: int, *, head: bool) -> Arrays:
         span = _Held(cut_span(boundary, start, head=head))
