@@ -2,10 +2,12 @@
 
 SelfdraftError
 ├── InvalidRequest      the caller's input: a parameter, a prompt, a message list
-│   └── ContextOverflow prompt longer than the model's context
+│   ├── ContextOverflow prompt longer than the model's context
+│   └── ImageTooLarge   an image with more bytes or pixels than are accepted
 ├── CheckpointError     a model folder or file that cannot be used
 │   ├── ModelNotFound   nothing under that name, here or on the Hub
 │   └── DownloadFailed  a model that could not be fetched whole
+├── GroupBroken         a rank of those that share a model is lost
 ├── FanError            fans that cannot be held or given back, or are not there
 ├── TrayError           no icon can be shown here, or it cannot start a server
 ├── ServiceError        the operating system's service manager is not there, or refuses
@@ -20,6 +22,8 @@ __all__ = [
     "ContextOverflow",
     "DownloadFailed",
     "FanError",
+    "GroupBroken",
+    "ImageTooLarge",
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
@@ -46,6 +50,10 @@ class ContextOverflow(InvalidRequest):
     """The prompt does not fit the model's context."""
 
 
+class ImageTooLarge(InvalidRequest):
+    """An image with more bytes or pixels than are accepted."""
+
+
 class CheckpointError(SelfdraftError):
     """A model folder or file that cannot be used as it is."""
 
@@ -68,6 +76,10 @@ class TrayError(SelfdraftError):
 
 class ServiceError(SelfdraftError):
     """The service manager of the operating system is not there, or does not do what it is told."""
+
+
+class GroupBroken(SelfdraftError):
+    """A rank that holds a part of the model is lost: nothing that runs can come to an end."""
 
 
 class OutOfMemoryBudget(SelfdraftError):

@@ -36,12 +36,13 @@ class KeyNeeded(SelfdraftError):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a server says of its model: the name, and its limits."""
+    """What a server says of its model: the name, its limits, and whether it reads images."""
 
     name: str
     context: int
     output: int
     max_depth: int
+    vision: bool = False
 
 
 def health(url: str) -> dict[str, Any]:
@@ -70,8 +71,9 @@ def served_model(url: str, key: str | None = None, name: str | None = None) -> S
             raise SelfdraftError(f"{url}: {body['error']['message']}")
         listed = body["data"]
         entry = next((each for each in listed if each["id"] == name), listed[0])
-        limits = (int(entry[limit]) for limit in ("max_model_len", "max_output_tokens", "max_depth"))
-        return ServedModel(name or entry["id"], *limits)
+        context, output, depth = (int(entry[limit]) for limit in ("max_model_len", "max_output_tokens", "max_depth"))
+        vision = "image" in entry.get("architecture", {}).get("input_modalities", ())  # older servers say nothing
+        return ServedModel(name or entry["id"], context, output, depth, vision)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise Unreachable(f"what answers at {url} is no server of Selfdraft's") from error
 
