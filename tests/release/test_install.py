@@ -120,7 +120,7 @@ def serves(installed: Installed) -> None:
 
 
 def from_wheel(built: Built, folder: Path) -> Installed:
-    """As README says."""
+    """As docs/install.md says."""
     found = Installed(folder)
     found.pip("install", "--quiet", "--no-compile", f"{built.wheel}[cpu]")
     return found
