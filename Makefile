@@ -1,6 +1,6 @@
 # Selfdraft. `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup start test test-full test-reference test-clients check mutants bench bench-gpu bench-server bench-sessions share locks dist sbom formula release-check clean
+.PHONY: help setup start test test-full test-reference test-clients check docs mutants bench bench-gpu bench-server bench-sessions share locks dist sbom formula release-check clean
 
 PY := .venv/bin/python
 
@@ -35,6 +35,10 @@ check: ## ruff and mypy --strict
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+
+docs: ## the documentation as a site in build/site; a link that leads nowhere is an error
+	@sh scripts/setup_aside.sh docs tests/docs/requirements.txt
+	.venv-docs/bin/mkdocs build --strict --quiet
 
 mutants: ## plant known faults in a copy and show which test catches each
 	@sh scripts/setup.sh test
@@ -80,5 +84,6 @@ release-check: ## what docs/release.md asks before an upload, as far as a progra
 	@sh scripts/setup_aside.sh packaging packaging/requirements.txt
 	@.venv-packaging/bin/python tools/release/check.py
 
-clean: ## remove the environments, dist and caches
-	rm -rf .agents .venv .venv-clients .venv-packaging .venv-reference dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove the environments, builds and caches
+	rm -rf .agents .venv .venv-clients .venv-docs .venv-packaging .venv-proxy .venv-reference build/site dist \
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis

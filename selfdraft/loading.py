@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .device import choose_blas
@@ -11,6 +12,7 @@ from .settings import Settings, load_settings
 from .source import find_model
 
 if TYPE_CHECKING:
+    from .distributed.leading import Leader
     from .llm import LLM
 
 __all__ = ["load"]
@@ -20,27 +22,33 @@ def load(
     model: str = "reference",
     *,
     settings: Settings | None = None,
+    adapter: str | Path | None = None,
     profile: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    leader: Leader | None = None,
 ) -> LLM:
     """Load a model and its tokenizer.
 
     Args:
         model: "reference" (bundled), a local folder, or a Hugging Face id ("owner/name", "owner/name@revision").
         settings: how the engine runs; by default from the environment (SELFDRAFT_*).
+        adapter: folder of a LoRA or DoRA adapter for the trunk; by default that of the settings.
         profile: time the stages of every cycle (slower; `llm.profile_report()` has the result).
         progress: called with (bytes read, bytes in all) while weights are read.
+        leader: on rank 0 of a group, see docs/scaling.md.
 
     Raises:
         ModelNotFound: nothing by that name.
-        CheckpointError: the folder cannot be used, with what is wrong in it.
+        CheckpointError: the folder or the adapter cannot be used, with what is wrong in it.
     """
     settings = settings or load_settings()
+    if adapter is not None:
+        settings = settings.model_copy(update={"adapter_path": Path(adapter)})
     choose_blas(settings.blas)  # before MLX comes in, which a model on the Hub needs to be judged
     folder = find_model(model)
     from .llm import LLM  # MLX is imported here
 
-    llm = LLM.open(model, folder, settings, profile=profile, progress=progress)
+    llm = LLM.open(model, folder, settings, profile=profile, progress=progress, leader=leader)
     if settings.mode == "max":
         _hold_fans(llm)
     return llm

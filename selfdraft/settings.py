@@ -41,7 +41,7 @@ __all__ = [
     "settings_path",
 ]
 
-TABLES = ("server", "start", "models")
+TABLES = ("server", "start", "models", "tray")
 LEAST_IDS = 256  # of a draft vocabulary
 
 Origin = Literal["argument", "environment", "settings.toml", "default"]
@@ -87,6 +87,8 @@ class Settings(StoredSettings):
         draft_vocabulary: how many of the first ids the head may draft, beside all special tokens; 0 for all. Others are
             emitted all the same, by corrections. Pays where the vocabulary is large for the model, in languages that
             the first ids serve.
+        vision: whether images are read, by the vision tower of a checkpoint that has one: "auto" where the extra
+            `selfdraft[vision]` is installed; "on" refuses a model that cannot; "off" leaves the tower's memory free.
         memory_limit: most bytes of weights, answers, warm prefixes and MLX's buffers together; None takes what is free.
             Weights or an answer that do not fit are refused before anything is read.
         session_cache_max_bytes: most bytes of warm prefixes in memory; 0 for none, None for a share of what is free.
@@ -95,9 +97,13 @@ class Settings(StoredSettings):
         ssd_session_cache_max_bytes: most bytes of the folder on disk.
         ssd_session_cache_hourly: most bytes written to that folder in an hour.
         ssd_session_cache_kv: how keys and values are stored in that folder: "exact", or "8bit", which changes them.
+        adapter_path: folder of a LoRA or DoRA adapter for the trunk, in mlx-lm's format or PEFT's; None for none.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("",)
+    unstored: ClassVar[Mapping[str, str]] = {
+        "adapter_path": "an adapter belongs to one model; give --adapter-path, or $SELFDRAFT_ADAPTER_PATH"
+    }
 
     blas: Blas = "auto"
     dtype: Dtype = "auto"
@@ -105,6 +111,7 @@ class Settings(StoredSettings):
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
     mode: Literal["auto", "turbo", "sustained", "max"] = "auto"
     draft_vocabulary: Annotated[int, AfterValidator(lambda size: _enough_ids(size))] = 0
+    vision: Literal["auto", "on", "off"] = "auto"
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
     session_cache_max_bytes: ByteSize | None = None
     ssd_session_cache: Literal["on", "write-only", "off"] = "on"
@@ -112,6 +119,7 @@ class Settings(StoredSettings):
     ssd_session_cache_max_bytes: ByteSize = ByteSize(20 * 2**30)
     ssd_session_cache_hourly: ByteSize = ByteSize(40 * 2**30)
     ssd_session_cache_kv: Literal["exact", "8bit"] = "exact"
+    adapter_path: Path | None = None
 
     @property
     def engine_mode(self) -> Literal["auto", "turbo", "sustained"]:

@@ -52,6 +52,7 @@ def belongs_to(folder: Path, described: Mapping[str, Any]) -> dict[str, Any]:
         "machine": _machine(),
         "build": build_print(folder),
         "mlx": version("mlx"),
+        **({"adapter": described["adapter"]["digest"]} if described["adapter"] else {}),
         **{name: described[name] for name in ("device", "blas", "dtype", "kernels")},
     }
 

@@ -35,9 +35,11 @@ from . import (
     serve,
     settings,
     start,
+    tray,
     tune,
 )
 from .max import app as max_app
+from .service import app as service_app
 from .terminal import say
 
 __all__ = ["app", "main"]
@@ -56,6 +58,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("status")(control.status)
 app.command("stop")(control.stop)
+app.command("tray")(tray.tray)
 app.command("connect")(connect.connect)
 app.command("inspect")(inspect.inspect)
 app.command("pull")(pull.pull)
@@ -68,6 +71,7 @@ app.command("completions")(completions.completions)
 app.add_typer(forge.app, name="forge")
 app.add_typer(cache.app, name="cache")
 app.add_typer(max_app, name="max")
+app.add_typer(service_app, name="service")
 app.add_typer(settings.app, name="settings")
 
 

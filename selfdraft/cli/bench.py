@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,15 +14,39 @@ import typer
 
 from ..errors import SelfdraftError
 from .command import command
-from .flags import flag
+from .flags import AdapterPath, flag
 from .terminal import dim, is_fancy, say
 
 if TYPE_CHECKING:
+    from ..settings import Settings
     from ..tuning.subject import Subject
 
 __all__ = ["bench"]
 
 _RESULTS = Path("benchmarks") / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectFlags:
+    """What is measured, beside a model."""
+
+    synthetic: Annotated[
+        Literal["27b", "9b", "tiny"] | None,
+        flag(
+            "--synthetic",
+            "In place of MODEL: a model of real shape with random 4-bit weights and planted acceptance: 27b (16 GB), "
+            "9b (5 GB) or tiny. Default: none.",
+            metavar="SHAPE",
+        ),
+    ] = None
+    adapter_path: AdapterPath = None
+
+    def check(self, model: str | None) -> None:
+        """Raises typer.BadParameter for what does not go together."""
+        if self.synthetic is not None and model is not None:
+            raise typer.BadParameter("goes without MODEL: it makes one", param_hint="'--synthetic'")
+        if self.synthetic is not None and self.adapter_path is not None:
+            raise typer.BadParameter("goes without --synthetic: none is made for it", param_hint="'--adapter-path'")
 
 
 @command
@@ -35,15 +60,7 @@ def bench(
         ),
     ] = None,
     *,
-    synthetic: Annotated[
-        Literal["27b", "9b", "tiny"] | None,
-        flag(
-            "--synthetic",
-            "In place of MODEL: a model of real shape with random 4-bit weights and planted acceptance: 27b (16 GB), "
-            "9b (5 GB) or tiny. Default: none.",
-            metavar="SHAPE",
-        ),
-    ] = None,
+    what: SubjectFlags,
     quick: Annotated[
         bool, flag("--quick", "Less of everything, in under a minute for a small model. Default: off.")
     ] = False,
@@ -74,24 +91,42 @@ def bench(
     Decoding plainly, at several depths, by stock mlx-lm and, where they are
     installed, with the drafters of mlx-vlm and llama.cpp, in turn; prompts
     and contexts of growing length; verify passes by width; on a GPU kernels
-    against the speed of a copy. Writes a JSON file and an SVG picture.
+    against the speed of a copy; with an adapter, what it does to
+    acceptance. Writes a JSON file and an SVG picture.
     Figures of a synthetic model are labelled SYNTHETIC.
     """
-    if model is not None and synthetic is not None:
-        raise typer.BadParameter("goes without MODEL: it makes one", param_hint="'--synthetic'")
+    what.check(model)
     if gguf is not None and not gguf.expanduser().is_file():
         raise SelfdraftError(f"{gguf} is not a file; give a GGUF file with --gguf")
     folder = _writable(output)  # said before minutes of measuring, not after
-    _keep(_measured(_subject(model or "reference", synthetic), quick, gguf), folder, as_json)
+    from ..settings import load_settings
+
+    settings = load_settings(session_cache_max_bytes=0, adapter_path=what.adapter_path)  # no warm prefixes
+    if what.synthetic:
+        subject, without = _synthetic(what.synthetic, settings), None
+    else:
+        without = _drafting_without(model or "reference", settings, quick) if settings.adapter_path else None
+        subject = _loaded(model or "reference", settings)
+    _keep(_measured(subject, quick, gguf, without), folder, as_json)
 
 
-def _measured(subject: Subject, quick: bool, gguf: Path | None) -> dict[str, Any]:
+def _measured(subject: Subject, quick: bool, gguf: Path | None, without: dict[str, Any] | None) -> dict[str, Any]:
     """The report."""
     from ..tuning.bench import QUICK, USUAL
     from ..tuning.bench import bench as measure
 
     tell = dim if is_fancy(sys.stderr) else lambda line: None
-    return measure(subject, QUICK if quick else USUAL, tell, gguf.expanduser() if gguf else None)
+    return measure(subject, QUICK if quick else USUAL, tell, gguf.expanduser() if gguf else None, without)
+
+
+def _drafting_without(model: str, settings: Settings, quick: bool) -> dict[str, Any] | None:
+    """How the model drafts without its adapter. It is given back before the other is loaded: one at a time."""
+    subject = _loaded(model, settings.model_copy(update={"adapter_path": None}))
+    from ..tuning.adapter_effect import drafting
+    from ..tuning.bench import QUICK, USUAL
+
+    extent = QUICK if quick else USUAL
+    return drafting(subject, extent.prompts, extent.tokens)
 
 
 def _keep(report: dict[str, Any], folder: Path, as_json: bool) -> None:
@@ -117,18 +152,16 @@ def _writable(output: Path | None) -> Path:
     return folder
 
 
-def _subject(model: str, synthetic: str | None) -> Subject:
-    """What is measured, with no warm prefixes to go on from."""
-    from ..settings import load_settings
+def _synthetic(shape: str, settings: Settings) -> Subject:
+    from ..device import choose_blas
 
-    settings = load_settings(session_cache_max_bytes=0)
-    if synthetic:
-        from ..device import choose_blas
+    choose_blas(settings.blas)  # before MLX comes in
+    from ..tuning.subject import planted
 
-        choose_blas(settings.blas)  # before MLX comes in
-        from ..tuning.subject import planted
+    return planted(shape, settings)
 
-        return planted(synthetic, settings)
+
+def _loaded(model: str, settings: Settings) -> Subject:
     from ..loading import load
     from .session import loading_bar
 

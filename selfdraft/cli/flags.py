@@ -19,7 +19,17 @@ from ..errors import InvalidRequest
 if TYPE_CHECKING:
     from ..settings import Settings
 
-__all__ = ["ChatFlags", "EngineFlags", "SessionFlags", "TraceFlags", "flag", "number", "refusal", "whole"]
+__all__ = [
+    "AdapterPath",
+    "ChatFlags",
+    "EngineFlags",
+    "SessionFlags",
+    "TraceFlags",
+    "flag",
+    "number",
+    "refusal",
+    "whole",
+]
 
 _ENGINE = "Model and engine"
 _SESSIONS = "Warm prefixes: what was read once is not read again"
@@ -66,6 +76,19 @@ def refusal(error: InvalidRequest) -> typer.BadParameter:
     """The usage error, under the flag's name, for a parameter that was refused."""
     name = (error.param or "").split(" ")[0].replace("_", "-")
     return typer.BadParameter(str(error), param_hint=f"'--{name}'")
+
+
+def _adapter_flag(panel: str | None) -> Any:
+    return flag(
+        "--adapter-path",
+        "Folder with a LoRA or DoRA adapter for the trunk, in mlx-lm's format or PEFT's. "
+        "Default: $SELFDRAFT_ADAPTER_PATH, else none.",
+        panel,
+        "FOLDER",
+    )
+
+
+AdapterPath = Annotated[Path | None, _adapter_flag(None)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +178,7 @@ class EngineFlags:
             "SIZE",
         ),
     ] = None
+    adapter_path: Annotated[Path | None, _adapter_flag(_ENGINE)] = None
 
     def given(self) -> dict[str, Any]:
         """The settings among these flags, by name; None where a flag was not given."""

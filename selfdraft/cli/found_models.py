@@ -88,7 +88,8 @@ def described(name: str, folder: Path, settings: Settings, kind: Kind, commit: s
     from ..device import choose_dtype
 
     weights = checkpoint.weight_bytes(
-        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts),
+        tower=True,
     )
     return FoundModel(name, folder, kind, disk, memory_for(weights), checkpoint.head.reason, commit=commit)
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..stamp import read_stamp
 from .command import command
-from .flags import flag
+from .flags import AdapterPath, flag
 from .rows import show_rows
 from .session import loading_bar
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from ..models.adapters import Adapter
     from ..models.checkpoint import Checkpoint
     from ..settings import Settings
     from ..stamp import Stamp
@@ -37,6 +39,7 @@ def inspect(
         ),
     ] = "reference",
     *,
+    adapter_path: AdapterPath = None,
     as_json: Annotated[
         bool, flag("--json", "Print the report as one JSON object, with a schema_version. Default: off.")
     ] = False,
@@ -50,7 +53,7 @@ def inspect(
     from ..device import choose_blas
     from ..settings import load_settings
 
-    settings = load_settings()
+    settings = load_settings(adapter_path=adapter_path)
     choose_blas(settings.blas)  # before MLX comes in
     from ..models.checkpoint import classify
     from ..source import find_model
@@ -65,7 +68,9 @@ def inspect(
 def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
     """Everything there is to say, as `--json` prints it."""
     from ..llm import sampling_defaults
+    from ..models.adapters import read_adapter
     from ..text import ChatTemplate
+    from ..vision import tower_report
 
     head, config = checkpoint.head, checkpoint.text_config
     kinds = (config.get("layer_types") or ())[: config["num_hidden_layers"]]  # some list the head's behind the trunk's
@@ -74,6 +79,8 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
     stamp = read_stamp(checkpoint.folder)
     depth, reason, probed = _what_runs(name, checkpoint, settings, built["max_depth"])
     depth = stamp.limited(depth) if stamp else depth
+    adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
+    placed = _placed(checkpoint, adapter) if adapter else {}
     return {
         "schema_version": REPORT_VERSION,
         "model": name,
@@ -97,15 +104,30 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
             "probed": probed,
             "reason": reason,
         },
+        "vision": asdict(tower_report(checkpoint, settings.vision)),
+        "adapter": {**adapter.describe(), **placed} if adapter else None,
         "max_depth": depth,
         "sampling_defaults": sampling_defaults(checkpoint),
         "chat_template": template is not None,
         "thinking": template is not None and "enable_thinking" in template.variables,
         "stamp": _stamped(stamp) if stamp else None,
-        "notes": [*checkpoint.notes, *(stamp.notes if stamp else ())],
+        "notes": [*checkpoint.notes, *(stamp.notes if stamp else ()), *(adapter.notes(name) if adapter else ())],
         "device": _device(checkpoint, settings),
         "runs": runs(depth, reason),
     }
+
+
+def _placed(checkpoint: Checkpoint, adapter: Adapter) -> dict[str, int]:
+    """How many layers of the model it goes into, by way; or why it does not fit. Nothing is evaluated."""
+    from ..models.adapter_placement import Placed
+    from ..models.fit import quantise_as_stored
+    from ..models.low_rank import put_beside
+
+    placed = Placed(checkpoint, adapter, None)
+    module: Any = checkpoint.architecture.build(checkpoint.text_config, False)
+    quantise_as_stored(module, placed.tensors)
+    put_beside(module, placed.beside, checkpoint.stored_dtype)
+    return {"fused": placed.fused, "beside": len(placed.beside)}
 
 
 def _stamped(stamp: Stamp) -> dict[str, Any]:
@@ -210,6 +232,8 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("quantisation", formats),
         ("norms", f"trunk {norms['trunk']}" + (f", head {norms['head']}" if norms["head"] else "")),
         ("MTP head", verdict),
+        ("vision tower", _tower(report["vision"])),
+        *_adapter_rows(report["adapter"]),
         ("depth limit", str(report["max_depth"])),
         ("sampling", defaults or "no defaults of its own"),
         ("chat template", f"yes{thinking}" if report["chat_template"] else "none: prompts need --raw"),
@@ -217,6 +241,23 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         *(("note", note) for note in report["notes"]),
         ("will run", report["runs"]),
         ("will run on", f"{device['device']} in {device['dtype']}, BLAS: {device['blas']}"),
+    ]
+
+
+def _tower(vision: dict[str, Any]) -> str:
+    if not vision["tensors"]:
+        return f"none: {vision['reason']}"
+    read = f"not loaded: {vision['reason']}" if vision["reason"] else "reads images"
+    return f"{vision['tensors']} tensors, {vision['nbytes'] / 1e6:,.1f} MB; {read}"
+
+
+def _adapter_rows(adapter: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if adapter is None:
+        return []
+    ranks = ", ".join(map(str, adapter["ranks"]))
+    what = f"{adapter['name']}: {adapter['method']} of rank {ranks} in {adapter['format']}'s format"
+    return [
+        ("adapter", f"{what}; {adapter['fused']} dense layers changed, {adapter['beside']} quantised ones beside it")
     ]
 
 

@@ -8,13 +8,13 @@ import threading
 import time
 import webbrowser
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ..errors import SelfdraftError
 from ..params import SamplingParams
 from .chat import chat_here, converse
 from .command import command
-from .flags import ChatFlags, EngineFlags, TraceFlags, flag, whole
+from .flags import AdapterPath, ChatFlags, EngineFlags, TraceFlags, flag, whole
 from .serve import LogFlags, ServeFlags, serve_model
 from .session import is_terminal, model_id
 from .terminal import dim, say
@@ -71,6 +71,7 @@ class StartFlags:
             metavar="MODE",
         ),
     ] = None
+    adapter_path: AdapterPath = None
 
     @property
     def choice(self) -> dict[str, str | None]:
@@ -95,15 +96,17 @@ def start(
     """
     from ..server.instance import find
 
-    settings = ServeFlags(host=flags.host, port=flags.port).settings(EngineFlags(mode=flags.mode))
+    given: dict[str, Any] = {"mode": flags.mode, "adapter_path": flags.adapter_path}
+    settings = ServeFlags(host=flags.host, port=flags.port).settings(EngineFlags(**given))
     choice = _choice(flags.choice, settings, setup=setup)
     if choice is None:
         return
-    engine = EngineFlags(model=choice.model, mode=flags.mode)
+    engine = EngineFlags(model=choice.model, **given)
     running = find()
     if running is not None:
-        if flags.mode is not None:
-            say(f"--mode is for what is started now: the server that runs keeps its own; {_RESTART}")
+        for name in (name for name, value in given.items() if value is not None):
+            flag_name = name.replace("_", "-")
+            say(f"--{flag_name} is for what is started now: the server that runs keeps its own; {_RESTART}")
         _attach(running, choice, settings)
     elif choice.surface == "browser":
         if choice.drafting == "off":

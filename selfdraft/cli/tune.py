@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .command import command
-from .flags import flag, number, whole
+from .flags import AdapterPath, flag, number, whole
 from .terminal import dim, is_fancy, say
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def tune(
     ] = "reference",
     *,
     extent: TuneFlags,
+    adapter_path: AdapterPath = None,
     forget: Annotated[
         bool, flag("--forget", "Measure nothing: delete what is kept of this model. Default: off.")
     ] = False,
@@ -76,8 +77,8 @@ def tune(
     Plain decoding and every depth decode the same prompts, greedily, each
     run in a process of its own, in alternating order. A depth is kept only
     if it beats plain decoding by more than the spread of the runs. --depth
-    auto then begins with it, for this build of the model, this version of
-    MLX and the device, dtype and BLAS of now.
+    auto then begins with it, for this build of the model, this adapter,
+    this version of MLX and the device, dtype and BLAS of now.
     """
     extent.check()
     from ..source import find_model
@@ -89,10 +90,11 @@ def tune(
     from ..tuned import store
     from ..tuning import tune as tuning
 
-    found = tuning.describe(model)
+    found = tuning.describe(model, adapter_path)
     done = tuning.tune(
         model,
         found,
+        adapter=adapter_path,
         max_depth=extent.max_depth or found["max_depth"],
         rounds=extent.rounds,
         tokens=extent.tokens,

@@ -7,7 +7,7 @@ Weights are mapped, not read: names, shapes and dtypes come from the safetensors
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 NormConvention = Literal["zero-centred", "one-plus", "plain"]
+Change = Callable[[dict[str, mx.array]], dict[str, mx.array]]
 HEAD = "mtp."
 # What layers raise that are built of a config that lies.
 _UNBUILDABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -95,14 +96,26 @@ class Checkpoint:
         """`model_type` of the text part."""
         return str(self.text_config["model_type"])
 
-    def mapped_anew(self) -> dict[str, mx.array]:
+    def mapped_anew(self, change: Change = dict) -> dict[str, mx.array]:
         """`tensors` that nobody else holds: what is read of them is held once, by whoever has them.
+
+        Args:
+            change: makes other tensors of what is stored, in MLX's layout but not put together yet.
 
         Raises:
             CheckpointError: the files changed and cannot be read any more.
         """
         stored = _stored(self.folder, self.architecture, self.text_config, [])[0]
-        return _assembled(self.folder, self.architecture, stored, self.text_config)[0]
+        return _assembled(self.folder, self.architecture, stored, self.text_config, change)[0]
+
+    def tower(self) -> dict[str, mx.array]:
+        """Tensors of the vision tower by their names in mlx-vlm, mapped and not read; empty if there is none."""
+        found: dict[str, mx.array] = {}
+        for path in weight_files(self.folder)[0]:
+            stored = mx.load(str(path))
+            assert isinstance(stored, dict)
+            found |= {ours: x for name, x in stored.items() if (ours := self.architecture.tower(name)) is not None}
+        return found
 
     @property
     def companion(self) -> Path | None:
@@ -120,16 +133,18 @@ class Checkpoint:
         layers = [name.removesuffix("weight") for name in self.tensors if _EXPERTS.search(name)]
         return any(f"{layer}scales" not in self.tensors for layer in layers)
 
-    def weight_bytes(self, dtype: mx.Dtype | None) -> int:
+    def weight_bytes(self, dtype: mx.Dtype | None, *, tower: bool = False) -> int:
         """Bytes of the weights in memory, its head's too if that is usable.
 
         Args:
             dtype: of floating tensors; None is as stored.
+            tower: whether the vision tower counts.
         """
+        used = [x for name, x in self.tensors.items() if not (self.head.reason and name.startswith(HEAD))]
+        used += self.tower().values() if tower else ()
         return sum(
             tensor.size * dtype.size if dtype and mx.issubdtype(tensor.dtype, mx.floating) else tensor.nbytes
-            for name, tensor in self.tensors.items()
-            if not (self.head.reason and name.startswith(HEAD))
+            for tensor in used
         )
 
     @property
@@ -309,7 +324,11 @@ def _foreign(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _assembled(
-    folder: Path, family: Architecture, stored: dict[str, mx.array], text_config: Mapping[str, Any]
+    folder: Path,
+    family: Architecture,
+    stored: dict[str, mx.array],
+    text_config: Mapping[str, Any],
+    change: Change = dict,
 ) -> tuple[dict[str, mx.array], str]:
     """Our parameters, mapped and not read; without the head's, and why, where only these cannot be put together."""
     if settings := _foreign(text_config):
@@ -319,6 +338,7 @@ def _assembled(
             raise CheckpointError(
                 f"{folder}: the weights do not fit config.json: {error}; fetch the checkpoint again"
             ) from error
+    stored = change(stored)
     try:
         return family.assemble(stored, text_config), ""
     except CheckpointError as error:
@@ -357,7 +377,7 @@ def _canonical(
         for name, tensor in stored.items():
             ours = family.canonical(name, text_config)
             if ours is None:
-                skipped += 1
+                skipped += family.tower(name) is None
             elif ours in tensors:
                 raise CheckpointError(f"{path}: tensor {name!r} is stored twice in this checkpoint")
             elif ours:

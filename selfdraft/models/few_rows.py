@@ -12,6 +12,7 @@ from mlx_lm.models.activations import swiglu
 
 from ..kernels import verify_qmv
 from ..kernels.portable import backend
+from .low_rank import LowRankLinear, side_by_side
 
 __all__ = [
     "Entrance",
@@ -53,7 +54,7 @@ class FewRowsEmbedding(nn.QuantizedEmbedding):
 class GatedMLP(nn.Module):
     """down(silu(gate x) up x), gate and up as one layer."""
 
-    def __init__(self, gate_up: FewRowsLinear, down: Any) -> None:
+    def __init__(self, gate_up: FewRowsLinear | LowRankLinear, down: Any) -> None:
         super().__init__()
         self.gate_up_proj, self.down_proj = gate_up, down
 
@@ -67,7 +68,7 @@ class GatedMLP(nn.Module):
 
     def _inner(self, x: Normed) -> mx.array:
         layer = self.gate_up_proj
-        if isinstance(x, verify_qmv.Scaled) or _fits(layer, x):
+        if isinstance(x, verify_qmv.Scaled) or (isinstance(layer, FewRowsLinear) and _fits(layer, x)):
             return _few_rows(layer, x, gated=True)
         out: mx.array = swiglu(*mx.split(layer(x), 2, axis=-1))
         return out
@@ -95,8 +96,16 @@ def added_and_normed(
     return out, norm(out)
 
 
-def joined(layers: Sequence[Any]) -> FewRowsLinear | None:
-    """One layer whose output is those of `layers` side by side; None if they cannot be put together."""
+def joined(layers: Sequence[Any]) -> Any:
+    """One layer whose output is those of `layers` side by side, a `FewRowsLinear` or, with low-rank updates, a
+    `LowRankLinear`; None if they cannot be put together."""
+    bases = [layer.base if isinstance(layer, LowRankLinear) else layer for layer in layers]
+    whole = _joined(bases)
+    return whole if whole is None or bases == list(layers) else side_by_side(whole, layers)
+
+
+def _joined(layers: Sequence[Any]) -> FewRowsLinear | None:
+    """The same of layers without low-rank updates."""
     first = layers[0]
     form = ("group_size", "bits", "mode")
     if not all(

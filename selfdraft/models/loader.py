@@ -13,10 +13,14 @@ from mlx_lm.models.mla import QuantizedMultiLinear
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from ..errors import CheckpointError
+from .adapter_placement import Placed
+from .adapters import Adapter
 from .base import Model
 from .checkpoint import HEAD, Checkpoint
 from .few_rows import use_few_row_kernels
 from .fit import describe_misfits
+from .low_rank import put_beside
+from .sharding import Part, Ranks, install, part_of
 
 __all__ = ["LoadedModel", "always_fp32", "build_model", "quantisation_of", "stored_as"]
 
@@ -40,7 +44,13 @@ class LoadedModel:
 
 
 def build_model(
-    checkpoint: Checkpoint, *, with_head: bool, dtype: mx.Dtype | None = None, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    *,
+    with_head: bool,
+    dtype: mx.Dtype | None = None,
+    progress: Progress | None = None,
+    adapter: Adapter | None = None,
+    ranks: Ranks | None = None,
 ) -> LoadedModel:
     """Load the weights.
 
@@ -48,34 +58,61 @@ def build_model(
         with_head: also load the MTP head; its report must not carry a reason against it.
         dtype: of every floating tensor (A_log apart); None keeps what is stored.
         progress: called with (bytes read, bytes in all).
+        adapter: what to change the trunk by; not with ranks.
+        ranks: load this rank's part alone.
 
     Raises:
-        CheckpointError: tensors are missing, surplus, or of the wrong shape, each by name.
+        CheckpointError: tensors are missing, surplus, or of the wrong shape, each by name; the adapter is for another
+            model; the ranks cannot share it.
     """
+    assert adapter is None or ranks is None, "ranks take no adapter"
     family = checkpoint.architecture
-    module = family.build(checkpoint.text_config, with_head)
-    loaded = _fill(module, checkpoint, with_head, dtype)
+    part = _part(checkpoint, ranks) if ranks else None
+    module = family.build(part.config if part else checkpoint.text_config, with_head)
+    loaded = _fill(module, checkpoint, with_head, dtype, adapter, part)
     module.eval()
+    if part and ranks:
+        install(module, part, ranks)
     use_few_row_kernels(module)
     _read(module, progress)
     return loaded
 
 
-def _fill(module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype | None) -> LoadedModel:
+def _part(checkpoint: Checkpoint, ranks: Ranks) -> Part:
+    sharding = checkpoint.architecture.sharding
+    if sharding is None:
+        raise CheckpointError(
+            f"{checkpoint.folder}: models of type {checkpoint.model_type} cannot be shared by several ranks yet; "
+            "run it on one machine"
+        )
+    return sharding(checkpoint.text_config, ranks.rank, ranks.size)
+
+
+def _fill(
+    module: Any,
+    checkpoint: Checkpoint,
+    with_head: bool,
+    dtype: mx.Dtype | None,
+    adapter: Adapter | None,
+    part: Part | None,
+) -> LoadedModel:
     """Give a module its weights, not read yet. Nobody else has them: those that are put together are held once."""
+    placed = Placed(checkpoint, adapter, dtype) if adapter else None
     weights = {
-        name: stored_as(checkpoint, name, tensor, dtype)
-        for name, tensor in checkpoint.mapped_anew().items()
+        name: stored_as(checkpoint, name, part_of(name, tensor, part.cut(name)) if part else tensor, dtype)
+        for name, tensor in (placed.tensors if placed else checkpoint.mapped_anew()).items()
         if with_head or not name.startswith(HEAD)
     }
     if problems := describe_misfits(module, weights):
         raise CheckpointError(f"{checkpoint.folder}: the weights do not fit config.json: {problems}")
     module.load_weights(list(weights.items()), strict=True)
+    computed = weights["model.norm.weight"].dtype
+    beside = put_beside(module, placed.beside, computed) if placed else 0
     return LoadedModel(
         model=module,
-        dtype=weights["model.norm.weight"].dtype,
+        dtype=computed,
         quantisation=quantisation_of(module),
-        nbytes=sum(tensor.nbytes for tensor in weights.values()),
+        nbytes=sum(tensor.nbytes for tensor in weights.values()) + beside,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from . import kernel_bench
+from .adapter_effect import drafting, effect_line
 from .ladders import context_ladder, prefill_ladder, verify_costs
 from .measure import SEED, Spread, Tally, decode
 from .peer import Peer, PeerError
@@ -89,10 +90,17 @@ class _Contender:
             return Tally()
 
 
-def bench(subject: Subject, extent: Extent, tell: Tell = lambda line: None, gguf: Path | None = None) -> dict[str, Any]:
+def bench(
+    subject: Subject,
+    extent: Extent,
+    tell: Tell = lambda line: None,
+    gguf: Path | None = None,
+    without: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Measure, and return the report.
 
     Args:
+        without: of a model with an adapter, `drafting` of the same without.
         tell: called with a line before each part.
         gguf: the model for llama.cpp; else the one beside it.
 
@@ -104,7 +112,7 @@ def bench(subject: Subject, extent: Extent, tell: Tell = lambda line: None, gguf
     depths = [depth for depth in extent.depths if depth <= subject.model.max_depth]
     with drafting_peers(subject, gguf) as (drafters, not_here):
         decoding, broken = _decoding(subject, [*peers[: extent.peers], *drafters], depths, extent, tell)
-    drafting = [row for row in decoding if row["depth"]]
+    deeper = [row for row in decoding if row["depth"]]
     fits = [length for length in extent.prefills if length + 2 <= subject.model.context_length]
     report: dict[str, Any] = {
         "schema_version": 1,
@@ -118,11 +126,12 @@ def bench(subject: Subject, extent: Extent, tell: Tell = lambda line: None, gguf
         "prompts": extent.prompts,
         "rounds": extent.rounds,
         "decoding": decoding,
+        "adapter_effect": _effect(subject, extent, without),
         "prefill": prefill_ladder(subject, peers[:1], fits, extent.ladder_rounds, tell),
         "context": [],
     }
-    if drafting:
-        best = max(drafting, key=lambda row: row["tokens_per_second"]["median"])["depth"]
+    if deeper:
+        best = max(deeper, key=lambda row: row["tokens_per_second"]["median"])["depth"]
         room = subject.model.context_length - extent.ladder_tokens
         lengths = [length for length in extent.contexts if length <= room]
         report["context"] = context_ladder(subject, best, lengths, extent.ladder_tokens, extent.ladder_rounds, tell)
@@ -183,6 +192,12 @@ def _row(contender: _Contender, plain: _Contender, best: _Contender, peer: _Cont
     return row
 
 
+def _effect(subject: Subject, extent: Extent, without: dict[str, Any] | None) -> dict[str, Any] | None:
+    if without is None:
+        return None
+    return {"with": drafting(subject, extent.prompts, extent.tokens), "without": without}
+
+
 def _kernels(extent: Extent, tell: Tell) -> tuple[dict[str, Any] | None, list[str]]:
     """Figures of kernels, or why there are none."""
     if not kernel_bench.available():
@@ -201,6 +216,8 @@ def table(report: dict[str, Any]) -> Iterator[str]:
     if report["label"]:
         yield report["label"]
     yield from _decoding_table(report["decoding"])
+    if report["adapter_effect"]:
+        yield f"\n{effect_line(report)}"
     for title, steps in (("prompt tokens a second", report["prefill"]), ("tokens a second behind", report["context"])):
         if steps:
             names = list(steps[0]["tokens_per_second"])

@@ -56,14 +56,20 @@ class MlxLm:
 def mlx_lm_peers(subject: Subject) -> tuple[list[MlxLm], list[str]]:
     """Stock mlx-lm on a subject's weights in our dtype, and as it loads them where that differs; and what is amiss.
 
-    Beside a synthetic model stands one of its shape.
+    Beside a synthetic model stands one of its shape. An adapter is theirs, too, where it is of their format.
     """
     dtype = subject.described["dtype"]
     try:
         if isinstance(subject.source, SyntheticModel):
             return [MlxLm(f"mlx-lm {dtype}", _likewise(subject.source))], []
         return _stock(subject.source, dtype), []
-    except (ImportError, ValueError, TypeError, OSError) as error:  # its versions differ in what they can load
+    except (
+        ImportError,
+        ValueError,
+        TypeError,
+        KeyError,
+        OSError,
+    ) as error:  # its versions differ in what they can load
         return [], [f"mlx-lm: cannot load this model ({type(error).__name__}: {str(error).splitlines()[0]})"]
 
 
@@ -77,6 +83,9 @@ def drafting_peers(subject: Subject, gguf: Path | None = None) -> Iterator[tuple
     with contextlib.ExitStack() as running:
         peers: list[Peer] = []
         amiss: list[str] = []
+        if isinstance(subject.source, LLM) and subject.source.adapter:
+            yield [], ["mlx-vlm, llama.cpp: left out, as they would decode without the adapter"]
+            return
         try:
             peers.append(mlx_vlm_peer(subject))
         except PeerError as error:
@@ -92,15 +101,32 @@ def _stock(llm: LLM, dtype: str) -> list[MlxLm]:
     from mlx_lm.utils import load_model
 
     folder = llm.checkpoint.folder
-    as_loaded, _ = load_model(folder)
+    as_loaded = _with_adapter(load_model(folder)[0], llm)
     own = str(llm.checkpoint.tensors["model.norm.weight"].dtype).removeprefix("mlx.core.")
     if llm.checkpoint.quantised or own == dtype:
         return [MlxLm(f"mlx-lm {own}", as_loaded)]
-    cast, _ = load_model(folder)
+    cast = _with_adapter(load_model(folder)[0], llm)
     wanted = getattr(mx, dtype)
     cast.update(tree_map(lambda x: x.astype(wanted) if mx.issubdtype(x.dtype, mx.floating) else x, cast.parameters()))
     mx.eval(cast.parameters())
     return [MlxLm(f"mlx-lm {dtype}", cast), MlxLm(f"mlx-lm {own}, as it loads", as_loaded)]
+
+
+def _with_adapter(model: Any, llm: LLM) -> Any:
+    """mlx-lm's model with the same adapter.
+
+    Raises:
+        ValueError: mlx-lm does not read it.
+    """
+    if llm.adapter is None:
+        return model
+    if llm.adapter.form != "mlx-lm":
+        raise ValueError(f"it does not read an adapter of {llm.adapter.form}'s format")
+    from mlx_lm.tuner.utils import load_adapters
+
+    model = load_adapters(model, str(llm.adapter.folder))
+    model.eval()
+    return model
 
 
 def _likewise(built: SyntheticModel) -> Any:

@@ -75,6 +75,7 @@ def planted(shape: str, settings: Settings, acceptance: Sequence[float] = PUBLIS
         "quantisation": built.quantisation,
         "weights_bytes": built.nbytes,
         "kernels": used_kernels(),
+        "adapter": None,
         "max_depth": built.model.max_depth,
         "context_length": built.model.context_length,
         "planted_acceptance": list(acceptance),

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
 from ..engine import DepthStart
@@ -124,13 +125,13 @@ class Tuning:
         }
 
 
-def describe(model: str) -> dict[str, Any]:
+def describe(model: str, adapter: Path | None = None) -> dict[str, Any]:
     """What a model is, asked of a process that loads it: `belongs_to`, `max_depth`, `notes`.
 
     Raises:
         SelfdraftError: it cannot be loaded, or has no head: then there is nothing to tune.
     """
-    found = _ask({"model": model, "depth": 0, "tokens": 0})
+    found = _ask(_job(model, adapter, 0, 0))
     if not found["max_depth"]:
         reason = " ".join(found["notes"]) or "it has no MTP head"
         raise SelfdraftError(f"nothing to tune in {model}: it decodes plainly ({reason})")
@@ -145,6 +146,7 @@ def tune(
     rounds: int,
     tokens: int,
     pause: float,
+    adapter: Path | None = None,
     tell: Tell = lambda line: None,
 ) -> Tuning:
     """Measure plain decoding and depths up to `max_depth`; keeps nothing.
@@ -163,10 +165,14 @@ def tune(
     for number in range(rounds):
         for candidate in candidates if number % 2 == 0 else candidates[::-1]:
             time.sleep(pause)
-            run = Tally(**_ask({"model": model, "depth": candidate.depth, "tokens": tokens}))
+            run = Tally(**_ask(_job(model, adapter, candidate.depth, tokens)))
             candidate.runs.append(run)
             tell(f"round {number + 1} of {rounds}, depth {candidate.depth}: {run.rate:.1f} tokens a second")
     return Tuning(model, found["belongs_to"], tokens, candidates)
+
+
+def _job(model: str, adapter: Path | None, depth: int, tokens: int) -> dict[str, Any]:
+    return {"model": model, "adapter": str(adapter) if adapter else None, "depth": depth, "tokens": tokens}
 
 
 def _ask(job: dict[str, Any]) -> dict[str, Any]:

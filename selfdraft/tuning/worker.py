@@ -29,7 +29,7 @@ def main(argument: str) -> int:
 
 
 def _work(job: dict[str, Any]) -> dict[str, Any]:
-    llm = load(job["model"], settings=load_settings(session_cache_max_bytes=0))
+    llm = load(job["model"], settings=load_settings(session_cache_max_bytes=0), adapter=job.get("adapter"))
     from ..tuned import belongs_to  # MLX is loaded by now
     from .measure import PROMPTS, decode
 

@@ -14,12 +14,12 @@ FAULTS = [
             raise CheckpointError(
                 f"{folder}: the weights do not fit config.json: {error}; fetch the checkpoint again"
             ) from error
-    try:""",
+    stored = change(stored)""",
         """        except BufferError as error:
             raise CheckpointError(
                 f"{folder}: the weights do not fit config.json: {error}; fetch the checkpoint again"
             ) from error
-    try:""",
+    stored = change(stored)""",
         "tests/models/test_foreign.py",
     ),
     Fault(
