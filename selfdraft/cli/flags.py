@@ -135,6 +135,16 @@ class EngineFlags:
             "RULE",
         ),
     ] = None
+    vision: Annotated[
+        Literal["auto", "on", "off"] | None,
+        flag(
+            "--vision",
+            "Read images: auto: where the checkpoint has a vision tower and selfdraft[vision] is installed; on: refuse a "
+            "model that cannot; off: leave the tower's memory free. Default: $SELFDRAFT_VISION, else auto.",
+            _ENGINE,
+            "WHEN",
+        ),
+    ] = None
     prefill_chunk: Annotated[
         int | None,
         flag(
