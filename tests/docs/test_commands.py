@@ -15,11 +15,13 @@ import pytest
 from tests.support.checkpoints import add_text_side
 from tests.support.hub import fake_hub, files_of
 from tests.support.nano import nano_model, write_checkpoint
+from tests.support.retrieval import FIXTURES
 
 from .pages import PAGES, ROOT, Block, blocks, commands
 from .sandbox import Sandbox, serves, shown_otherwise
 
 MODELS = ("Qwen/Qwen3.5-4B",)  # that pages pull: random ones answer to these names
+EMBEDDERS = ("sentence-transformers/all-MiniLM-L6-v2",)
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with fake_hub() as found:
         for name in MODELS:
             found.put(name, files)
+        for name in EMBEDDERS:
+            found.put(name, files_of(FIXTURES / "bert"))
         yield found.url
 
 
