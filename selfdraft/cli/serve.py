@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..distributed.environment import started_in_group
+from ..distributed.environment import answers_requests, started_in_group
 from ..errors import InvalidRequest
 from ..source import REFERENCE, find_model
 from .command import command
@@ -175,7 +175,8 @@ class ServeFlags(ImageFlags, RetrievalFlags):
         given = {name: value for name, value in given.items() if value not in (None, [])}
         try:
             settings = load_server_settings(**given)
-            settings.access()
+            if answers_requests():
+                settings.access()
         except InvalidRequest as error:
             if (error.param or "") not in given:
                 raise
@@ -328,4 +329,4 @@ def _served(model: Given, settings: ServerSettings, leader: Leader | None, *, fi
 
     if leader is None:
         return ServedModel(model, weights, load)
-    return ServedModel(model, weights, load, leader.beyond_repair)
+    return ServedModel(model, weights, load, leader.beyond_repair, pinned=True)  # ranks load their parts once
