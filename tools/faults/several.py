@@ -73,10 +73,10 @@ FAULTS = [
         _POOL,
     ),
     Fault(
-        "time in use counts as idle time",
+        "the longest time asked for holds, not the newest",
         "server/pool.py",
-        "if slot.leases or slot.entry.pinned or self._closed or slot.stay == STAY:",
-        "if slot.entry.pinned or self._closed or slot.stay == STAY:",
+        "slot.stay = stay\n",
+        "slot.stay = max(slot.stay, stay)\n",
         _POOL,
     ),
     Fault(
