@@ -1,6 +1,6 @@
 # Selfdraft. `make` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup start test test-full test-reference test-clients check docs mutants bench bench-gpu bench-server bench-sessions clean
+.PHONY: help setup start test test-full test-reference test-clients check docs mutants bench bench-gpu bench-server bench-sessions share locks dist sbom formula release-check clean
 
 PY := .venv/bin/python
 
@@ -60,5 +60,30 @@ bench-server: ## speed over HTTP on this machine against mlx_lm.server, in one a
 	@sh scripts/setup.sh
 	$(PY) benchmarks/server.py
 
-clean: ## remove the environments and caches
-	rm -rf .agents .venv .venv-clients .venv-docs .venv-reference build/site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+share: ## write the man page and the completions (packaging/share) of the command line as it is
+	@sh scripts/setup.sh
+	$(PY) tools/release/share.py
+
+locks: ## pin every dependency of each target, with hashes (packaging/locks); UPGRADE=--upgrade for the newest
+	@sh scripts/setup_aside.sh packaging packaging/requirements.txt
+	.venv-packaging/bin/python tools/release/locks.py $(UPGRADE)
+
+dist: ## build the sdist and the wheel into dist/, the same bytes for the same sources, and check what they hold
+	@sh scripts/setup_aside.sh packaging packaging/requirements.txt
+	.venv-packaging/bin/python tools/release/dist.py
+
+sbom: ## write the bills of materials into dist/, and refuse licences that are not allowed
+	@sh scripts/setup_aside.sh packaging packaging/requirements.txt
+	.venv-packaging/bin/python tools/release/sbom.py
+
+formula: dist ## write the Homebrew formula of the wheel and the macOS lock
+	.venv-packaging/bin/python tools/release/formula.py
+
+release-check: ## what docs/release.md asks before an upload, as far as a program can tell
+	@sh scripts/setup.sh
+	@sh scripts/setup_aside.sh packaging packaging/requirements.txt
+	@.venv-packaging/bin/python tools/release/check.py
+
+clean: ## remove the environments, builds and caches
+	rm -rf .agents .venv .venv-clients .venv-docs .venv-packaging .venv-proxy .venv-reference build/site dist \
+		.pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -63,7 +63,10 @@ class MemoryBudget:
         """What a request may come to hold: prompt and all tokens it may emit, and the scores of its prompt."""
         prompt = len(request.prompt)
         state = self._model.row_bytes(self._engine.plan(request).entries) + self._scores(request)
-        return Need(state, self._model.working_bytes(min(prompt, self._engine.prefill_chunk), prompt))
+        working = self._model.working_bytes(min(prompt, self._engine.prefill_chunk), prompt)
+        if (inputs := request.inputs) is not None:
+            state, working = state + inputs.nbytes, max(working, inputs.working_bytes)
+        return Need(state, working)
 
     def _scores(self, request: Request) -> int:
         if request.prompt_logprobs is None:
@@ -133,6 +136,7 @@ class MemoryBudget:
         )
         if not self.fits(need.bytes):
             remedy = "shorten the prompt, lower max_tokens" + (" or prefill_chunk" if need.working > need.state else "")
+            remedy += ", send smaller images" if request.inputs is not None else ""
             raise OutOfMemoryBudget(f"{figures}, and answers may use {gibibytes(self.total)}: {remedy}")
         if not self.granted.limited and need.bytes > (free := free_memory() + spare):
             raise OutOfMemoryBudget(

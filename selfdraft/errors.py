@@ -2,11 +2,15 @@
 
 SelfdraftError
 ├── InvalidRequest      the caller's input: a parameter, a prompt, a message list
-│   └── ContextOverflow prompt longer than the model's context
+│   ├── ContextOverflow prompt longer than the model's context
+│   └── ImageTooLarge   an image with more bytes or pixels than are accepted
 ├── CheckpointError     a model folder or file that cannot be used
 │   ├── ModelNotFound   nothing under that name, here or on the Hub
 │   └── DownloadFailed  a model that could not be fetched whole
+├── GroupBroken         a rank of those that share a model is lost
 ├── FanError            fans that cannot be held or given back, or are not there
+├── TrayError           no icon can be shown here, or it cannot start a server
+├── ServiceError        the operating system's service manager is not there, or refuses
 ├── OutOfMemoryBudget   the memory that weights or an answer need is not there
 └── NonFiniteLogits     the model produced NaN or infinity while decoding
 """
@@ -18,11 +22,15 @@ __all__ = [
     "ContextOverflow",
     "DownloadFailed",
     "FanError",
+    "GroupBroken",
+    "ImageTooLarge",
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
     "OutOfMemoryBudget",
     "SelfdraftError",
+    "ServiceError",
+    "TrayError",
 ]
 
 
@@ -42,6 +50,10 @@ class ContextOverflow(InvalidRequest):
     """The prompt does not fit the model's context."""
 
 
+class ImageTooLarge(InvalidRequest):
+    """An image with more bytes or pixels than are accepted."""
+
+
 class CheckpointError(SelfdraftError):
     """A model folder or file that cannot be used as it is."""
 
@@ -56,6 +68,18 @@ class DownloadFailed(CheckpointError):
 
 class FanError(SelfdraftError):
     """Fans that cannot be held or given back: no Mac, no ThermalForge, or one that does not do what it is told."""
+
+
+class TrayError(SelfdraftError):
+    """No icon can be shown here, or what it was asked for cannot be done."""
+
+
+class ServiceError(SelfdraftError):
+    """The service manager of the operating system is not there, or does not do what it is told."""
+
+
+class GroupBroken(SelfdraftError):
+    """A rank that holds a part of the model is lost: nothing that runs can come to an end."""
 
 
 class OutOfMemoryBudget(SelfdraftError):

@@ -124,6 +124,7 @@ def _facts(llm: LLM) -> dict[str, object]:
     return {
         "mlx": version("mlx"),
         "mlx_lm": version("mlx-lm"),
+        "mlx_vlm": version("mlx-vlm") if llm.vision else None,
         "machine": [platform.machine(), platform.processor(), mx.device_info().get("architecture", "")],
         "head": llm.loaded.model.max_depth > 0,
         "kernels": [*described["kernels"], sources_digest()] if described["kernels"] else [],

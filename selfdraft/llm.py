@@ -14,6 +14,7 @@ import mlx.core as mx
 from . import tuned
 from .budget import MemoryBudget, Need, together
 from .device import active_blas, choose_dtype
+from .distributed.facts import facts
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
@@ -27,20 +28,22 @@ from .models.probe import PROBE_TEXT, why_foreign
 from .params import SamplingParams
 from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
-from .sessions import PromptSession, SessionBank, Transcripts
+from .sessions import Payload, PromptSession, SessionBank, Transcripts
 from .settings import Settings
 from .stamp import read_stamp
 from .stream import Answer, TextStream
 from .text import ChatTemplate, RowText, Tokenizer
+from .vision import VisionChoice, choose_vision
 
 if TYPE_CHECKING:
+    from .distributed.leading import Leader
     from .fans.max_mode import MaxMode
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
 
 __all__ = ["LLM", "Prompt", "sampling_defaults"]
 
-Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompted
 Progress = Callable[[int, int], None]
 
 _SESSION_SHARE = 0.25  # of the memory that the weights leave
@@ -62,6 +65,8 @@ class LLM:
         sessions: warm prefixes; None if none are kept.
         max_mode: what holds the fans while rows run; None in other modes.
         notes: lines a user should read, such as why it decodes without a head.
+        tower: what reads images; None if nothing does.
+        weights_bytes: of all weights in memory.
         max_depth: deepest draft; 0 means plain decoding only.
         context_length: most tokens of prompt and answer together.
     """
@@ -77,7 +82,9 @@ class LLM:
         notes: list[str],
         settings: Settings,
         granted: Allowance,
+        vision: VisionChoice,
         adapter: Adapter | None = None,
+        payload: Payload | None = None,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
@@ -87,12 +94,16 @@ class LLM:
         self.template = template
         self.engine = engine
         self.settings = settings
-        self.budget = MemoryBudget(engine, replace(granted, weights=loaded.nbytes))
+        self.tower = vision.load(checkpoint, loaded.dtype)
+        self.weights_bytes = loaded.nbytes + (self.tower.nbytes if self.tower else 0)
+        self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes))
         asked = settings.session_cache_max_bytes
         limit = int(_SESSION_SHARE * (granted.total - granted.weights)) if asked is None else int(asked)
-        self.sessions = SessionBank(loaded.model.new_state, limit) if limit else None
+        self.sessions = SessionBank(loaded.model.new_state, limit, payload=payload) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
-        self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None)
+        self._vision = vision
+        pictures = vision.prompts(self.tower, loaded.model.vocab_size)
+        self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None, pictures)
         self.max_mode: MaxMode | None = None
         self.notes = notes
         self.defaults = sampling_defaults(checkpoint)
@@ -101,9 +112,19 @@ class LLM:
 
     @classmethod
     def open(
-        cls, name: str, folder: Path, settings: Settings, *, profile: bool = False, progress: Progress | None = None
+        cls,
+        name: str,
+        folder: Path,
+        settings: Settings,
+        *,
+        profile: bool = False,
+        progress: Progress | None = None,
+        leader: Leader | None = None,
     ) -> LLM:
         """Load the model in a folder, with the adapter of the settings; see `selfdraft.load`, which finds it by name.
+
+        Args:
+            leader: of a group whose ranks share the model; this is rank 0 of it.
 
         Raises:
             OutOfMemoryBudget: its weights do not fit; none was read.
@@ -111,12 +132,17 @@ class LLM:
         checkpoint, stamp = classify(folder), read_stamp(folder)
         tokenizer = Tokenizer.from_folder(folder)
         dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+        vision = choose_vision(checkpoint, settings.vision, tokenizer)
         adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
-        weights = checkpoint.weight_bytes(dtype) + (adapter.nbytes if adapter else 0)
-        granted = Allowance.of(weights, settings.memory_limit)
+        weights = checkpoint.weight_bytes(dtype, tower=not vision.reason) + (adapter.nbytes if adapter else 0)
+        granted = Allowance.of(weights // (leader.group.size if leader else 1), settings.memory_limit)
+        granted = leader.meet(facts(checkpoint, dtype), granted) if leader else granted
         granted.enforce()
-        loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
-        notes = [*checkpoint.notes, *(adapter.notes(name) if adapter else ())]
+        if leader:
+            loaded, reason = leader.load(checkpoint, dtype, progress)
+        else:
+            loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
+        notes = [*checkpoint.notes, *vision.notes, *(adapter.notes(name) if adapter else ())]
         if granted.warning:
             notes.append(granted.warning)
         if reason:
@@ -127,15 +153,18 @@ class LLM:
             size = size or stamp.draft_vocabulary
             loaded.model.max_depth = stamp.limited(loaded.model.max_depth)
             notes += stamp.notes
-        loaded = draft_fewer(loaded, size, always)
+        loaded = draft_fewer(loaded, 0 if leader else size, always)
         rule = RULES[settings.acceptance]
         cycle = ProfiledCycle(loaded.model, rule) if profile else None
         engine = Engine(
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        llm = cls(name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, adapter)
-        if llm.max_depth:
+        payload = leader.payload if leader else None
+        llm = cls(
+            name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision, adapter, payload
+        )
+        if llm.max_depth and not leader:  # what one process measured says nothing of several
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
 
@@ -151,7 +180,8 @@ class LLM:
         """Answer a prompt.
 
         Args:
-            prompt: a string is one user message; a list of dicts a conversation; a list of ints raw tokens.
+            prompt: a string is one user message; a list of dicts a conversation; a list of ints raw tokens; what
+                `prompted` made is taken as it is.
             params: what is asked for; fields at None take the checkpoint's defaults.
             raw: take a string as it is, without the chat template.
             enable_thinking: let a template that knows thinking open with it.
@@ -220,7 +250,7 @@ class LLM:
         Raises:
             InvalidRequest, ContextOverflow, OutOfMemoryBudget, NonFiniteLogits: as `generate` does.
         """
-        answer = self.answer(self.tokens(prompt, raw=raw), prompt_logprobs=top, only_prompt=True)
+        answer = self.answer(self.prompted(prompt, raw=raw), prompt_logprobs=top, only_prompt=True)
         (stream,) = self._begun([answer])
         for _ in stream:
             pass
@@ -263,6 +293,7 @@ class LLM:
             on_prefill=on_prefill,
             prompt_logprobs=prompt_logprobs,
             only_prompt=only_prompt,
+            inputs=prompted.inputs,
         )
         self.engine.check(request)
         if params.cache_prompt and not only_prompt and prompt_logprobs is None:
@@ -283,6 +314,16 @@ class LLM:
         self.budget.check_together([*running, *needs])
         self.make_room([*running, *needs], lacking=self.budget.lacking(together(needs)))
         return [TextStream(answer) for answer in answers]
+
+    @property
+    def vision(self) -> bool:
+        """Whether it reads images."""
+        return self.tower is not None
+
+    @property
+    def blind(self) -> str:
+        """Why it reads no images; empty if it does."""
+        return self._vision.reason
 
     @property
     def session_bytes(self) -> int:
@@ -318,7 +359,9 @@ class LLM:
         def remember(tokens: Sequence[int]) -> None:
             self.prompts.remember(prompted, tokens)
 
-        return PromptSession(self.sessions, prompted.scope, prompted.tokens, stops, on_reply=remember)
+        if prompted.inputs is not None:
+            stops = [stop for stop in stops if prompted.inputs.outside(stop)]
+        return PromptSession(self.sessions, prompted.scope, prompted.keys, stops, on_reply=remember)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -343,6 +386,8 @@ class LLM:
         Raises:
             InvalidRequest: a prompt of no known kind, an invalid conversation, no chat template to render it with.
         """
+        if isinstance(prompt, Prompted):
+            return prompt
         if isinstance(prompt, bytes | bytearray | memoryview):
             raise InvalidRequest(
                 "a prompt of bytes is ambiguous: decode it to a string, or give a list of ids", param="prompt"
@@ -392,7 +437,8 @@ class LLM:
             "blas": active_blas(),
             "dtype": str(self.loaded.dtype).removeprefix("mlx.core."),
             "quantisation": self.loaded.quantisation,
-            "weights_bytes": self.loaded.nbytes,
+            "weights_bytes": self.weights_bytes,
+            "vision": self._vision.described,
             "kernels": used_kernels(),
             "adapter": self.adapter.describe() if self.adapter else None,
             "max_depth": self.max_depth,

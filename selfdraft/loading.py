@@ -12,6 +12,7 @@ from .settings import Settings, load_settings
 from .source import find_model
 
 if TYPE_CHECKING:
+    from .distributed.leading import Leader
     from .llm import LLM
 
 __all__ = ["load"]
@@ -24,6 +25,7 @@ def load(
     adapter: str | Path | None = None,
     profile: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    leader: Leader | None = None,
 ) -> LLM:
     """Load a model and its tokenizer.
 
@@ -33,6 +35,7 @@ def load(
         adapter: folder of a LoRA or DoRA adapter for the trunk; by default that of the settings.
         profile: time the stages of every cycle (slower; `llm.profile_report()` has the result).
         progress: called with (bytes read, bytes in all) while weights are read.
+        leader: on rank 0 of a group, see docs/scaling.md.
 
     Raises:
         ModelNotFound: nothing by that name.
@@ -45,7 +48,7 @@ def load(
     folder = find_model(model)
     from .llm import LLM  # MLX is imported here
 
-    llm = LLM.open(model, folder, settings, profile=profile, progress=progress)
+    llm = LLM.open(model, folder, settings, profile=profile, progress=progress, leader=leader)
     if settings.mode == "max":
         _hold_fans(llm)
     return llm

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import InvalidRequest, SelfdraftError
+from .images import Picture
 from .sessions import Transcripts
 from .text import ChatTemplate, Tokenizer
+from .vision import PictureInputs, PicturePrompts, in_messages
 
 __all__ = ["LOCAL", "Prompted", "Prompts"]
 
@@ -33,21 +35,41 @@ class Prompted:
         text: what it was made from; None if it was given as ids.
         stops: lengths of it behind which a later prompt may differ, in increasing order.
         scope: whose it is: nobody else goes on from it.
+        inputs: its pictures, if it has some.
+        pictured: ids by which it is told from prompts with other pictures; None where its tokens do.
     """
 
     tokens: Sequence[int]
     text: str | None = None
     stops: Sequence[int] = ()
     scope: str = LOCAL
+    inputs: PictureInputs | None = None
+    pictured: Sequence[int] | None = None
+
+    @property
+    def keys(self) -> Sequence[int]:
+        """Ids that no other prompt has."""
+        return self.tokens if self.pictured is None else self.pictured
 
 
 class Prompts:
-    """Renders and tokenises. Any thread may call it."""
+    """Renders and tokenises. Any thread may call it.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, transcripts: Transcripts | None) -> None:
+    Args:
+        pictures: for prompts with images; or why there can be none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        transcripts: Transcripts | None,
+        pictures: PicturePrompts | str = "",
+    ) -> None:
         self._tokenizer = tokenizer
         self._template = template
         self._transcripts = transcripts
+        self._pictures = pictures
 
     def chat(
         self, messages: Sequence[Message], *, scope: str = LOCAL, answered: bool = True, **arguments: Any
@@ -59,18 +81,19 @@ class Prompts:
             arguments: see `ChatTemplate.render`.
 
         Raises:
-            InvalidRequest: there is no template, or what `ChatTemplate.render` raises.
+            InvalidRequest: there is no template, images that cannot be read, a video, or what `ChatTemplate.render`
+                raises.
         """
         if self._template is None:
             raise InvalidRequest("this checkpoint has no chat template; use raw=True (--raw)", param="messages")
         begin = time.monotonic()
-        text = self._template.render(messages, **arguments)
+        text = self._rendered(messages, arguments)
         slow = time.monotonic() - begin > _PATIENCE
-        tokens = self._tokens(text, scope)
+        prompted = self._pictured(Prompted(self._tokens(text, scope), text, scope=scope), in_messages(messages))
         if self._transcripts is None or not answered or slow:
-            return Prompted(tokens, text, scope=scope)
+            return prompted
         forks = [self._fork(text, other) for other in self._others(messages, arguments)]
-        return Prompted(tokens, text, self._stops(text, tokens, forks), scope)
+        return replace(prompted, stops=self._stops(text, prompted.tokens, forks))
 
     def raw(self, text: str, *, scope: str = LOCAL) -> Prompted:
         """The prompt of bare text; it begins with the BOS token where the tokenizer has one."""
@@ -91,13 +114,33 @@ class Prompts:
             self._transcripts.add(prompted.scope, prompted.text + both[len(before) :], tokens)
 
     def recall(self, scope: str, tokens: Sequence[int]) -> None:
-        """Take note of a prompt and its answer of long ago."""
+        """Take note of a prompt and its answer of long ago, by `Prompted.keys`."""
+        if isinstance(self._pictures, PicturePrompts):
+            tokens = self._pictures.tokens(tokens)
         if self._transcripts is not None and self._cuts(tokens[-1]):
             self._transcripts.add(scope, self._tokenizer.decode(tokens, skip_special=False), tokens)
 
     def _cuts(self, token: int) -> bool:
         """Whether what follows a token is tokenised by itself."""
         return token in self._tokenizer.added.values()
+
+    def _rendered(self, messages: Sequence[Message], arguments: Mapping[str, Any]) -> str:
+        """The text of a conversation, with each picture's token as often as it has embeddings."""
+        assert self._template is not None
+        pictures = in_messages(messages)
+        if not pictures:
+            return self._template.render(messages, **arguments)
+        if isinstance(self._pictures, str):
+            raise InvalidRequest(f"this model cannot read images: {self._pictures}", param="messages")
+        text = self._template.render([_without_pixels(message) for message in messages], **arguments)
+        return self._pictures.expanded(text, pictures, [messages, dict(arguments)])
+
+    def _pictured(self, prompted: Prompted, pictures: Sequence[Picture]) -> Prompted:
+        """A prompt with its pictures."""
+        if not pictures or isinstance(self._pictures, str):
+            return prompted
+        inputs = self._pictures.inputs(prompted.tokens, pictures)
+        return replace(prompted, inputs=inputs, pictured=self._pictures.keys(prompted.tokens, pictures))
 
     def _tokens(self, text: str, scope: str) -> list[int]:
         known = self._transcripts.longest(scope, text) if self._transcripts else None
@@ -119,9 +162,8 @@ class Prompts:
 
     def _renderer(self, arguments: Mapping[str, Any]) -> Callable[[Sequence[Message]], str | None]:
         def render(messages: Sequence[Message]) -> str | None:
-            assert self._template is not None
             try:
-                return self._template.render(messages, **arguments)
+                return self._rendered(messages, arguments)
             except SelfdraftError:  # a template may refuse what nobody has said yet
                 return None
 
@@ -150,6 +192,15 @@ class Prompts:
             if stop >= NEAR and all(abs(stop - other) >= NEAR for other in stops):
                 stops.append(stop)
         return sorted(stops)
+
+
+def _without_pixels(message: Message) -> Message:
+    """A message as a template takes it: templates look for these keys, and some for the type."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, (list, tuple)):
+        return message
+    image = {"type": "image", "image": ""}
+    return {**message, "content": [image if part.get("type") == "image" else part for part in content]}
 
 
 def _common(a: str, b: str) -> int:

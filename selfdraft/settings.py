@@ -41,7 +41,7 @@ __all__ = [
     "settings_path",
 ]
 
-TABLES = ("server", "start", "models")
+TABLES = ("server", "start", "models", "tray")
 LEAST_IDS = 256  # of a draft vocabulary
 
 Origin = Literal["argument", "environment", "settings.toml", "default"]
@@ -87,6 +87,8 @@ class Settings(StoredSettings):
         draft_vocabulary: how many of the first ids the head may draft, beside all special tokens; 0 for all. Others are
             emitted all the same, by corrections. Pays where the vocabulary is large for the model, in languages that
             the first ids serve.
+        vision: whether images are read, by the vision tower of a checkpoint that has one: "auto" where the extra
+            `selfdraft[vision]` is installed; "on" refuses a model that cannot; "off" leaves the tower's memory free.
         memory_limit: most bytes of weights, answers, warm prefixes and MLX's buffers together; None takes what is free.
             Weights or an answer that do not fit are refused before anything is read.
         session_cache_max_bytes: most bytes of warm prefixes in memory; 0 for none, None for a share of what is free.
@@ -109,6 +111,7 @@ class Settings(StoredSettings):
     prefill_chunk: int = Field(default=4096, ge=1, le=65536)
     mode: Literal["auto", "turbo", "sustained", "max"] = "auto"
     draft_vocabulary: Annotated[int, AfterValidator(lambda size: _enough_ids(size))] = 0
+    vision: Literal["auto", "on", "off"] = "auto"
     memory_limit: Annotated[ByteSize, Field(ge=1)] | None = None
     session_cache_max_bytes: ByteSize | None = None
     ssd_session_cache: Literal["on", "write-only", "off"] = "on"

@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 an error of this package (one line on standard error), 2 w
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -20,6 +22,7 @@ from . import (
     bench,
     cache,
     chat,
+    completions,
     connect,
     control,
     doctor,
@@ -32,9 +35,11 @@ from . import (
     serve,
     settings,
     start,
+    tray,
     tune,
 )
 from .max import app as max_app
+from .service import app as service_app
 from .terminal import say
 
 __all__ = ["app", "main"]
@@ -53,6 +58,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("status")(control.status)
 app.command("stop")(control.stop)
+app.command("tray")(tray.tray)
 app.command("connect")(connect.connect)
 app.command("inspect")(inspect.inspect)
 app.command("pull")(pull.pull)
@@ -61,15 +67,19 @@ app.command("remove")(remove.remove)
 app.command("doctor")(doctor.doctor)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
+app.command("completions")(completions.completions)
 app.add_typer(forge.app, name="forge")
 app.add_typer(cache.app, name="cache")
 app.add_typer(max_app, name="max")
+app.add_typer(service_app, name="service")
 app.add_typer(settings.app, name="settings")
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        parts = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("mlx", "mlx-lm"))
         print(f"selfdraft {__version__}")
+        print(f"{parts}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
         raise typer.Exit
 
 

@@ -10,17 +10,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidRequest
 from ..params import SamplingParams
 from ..results import FinishReason, Generation, Timings
 from .answer import END_OF_REASONING
 from .figures import Tally
+from .image_files import content, image_part
 from .sampling_flags import parse_depth
 from .session import opens_reasoning, stream
 
 if TYPE_CHECKING:
     from ..llm import LLM
+    from ..prompts import Prompted
 
 __all__ = ["Conversation", "LocalConversation", "Turn"]
 
@@ -30,16 +34,19 @@ class Turn:
     """A message about to be answered.
 
     Attributes:
-        text: of the message.
         messages: the whole conversation, this message last.
-        tokens: what the answer is decoded from; empty where a server makes them.
+        prompt: what the answer is decoded from; None where a server makes it.
         reasoning: the answer opens with reasoning; known at the latest with its first piece.
     """
 
-    text: str
-    messages: list[dict[str, str]]
-    tokens: Sequence[int] = ()
+    messages: list[dict[str, Any]]
+    prompt: Prompted | None = None
     reasoning: bool = False
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Of the prompt."""
+        return self.prompt.tokens if self.prompt else ()
 
 
 class Conversation(ABC):
@@ -50,6 +57,7 @@ class Conversation(ABC):
         system: the system prompt, or None.
         think: whether the model is to reason first.
         messages: the finished turns, without the system prompt.
+        images: parts that the next message begins with, each with the name of its file.
         last: figures of the last answer; None before the first.
         finish: how the last answer ended.
         total: figures of all answers, also of those that `reset` made it forget.
@@ -60,7 +68,8 @@ class Conversation(ABC):
         self.params = params
         self.system = system
         self.think = think
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
+        self.images: list[tuple[str, dict[str, Any]]] = []
         self.last: Tally | None = None
         self.finish: FinishReason = "stop"
         self.total = Tally()
@@ -86,6 +95,19 @@ class Conversation(ABC):
     def knows_thinking(self) -> bool:
         """Whether the model can be told to reason first."""
 
+    @property
+    @abstractmethod
+    def blind(self) -> str:
+        """Why the model reads no images; empty if it does."""
+
+    @abstractmethod
+    def image_part(self, path: Path) -> dict[str, Any]:
+        """What stands in a message for the image in a file.
+
+        Raises:
+            InvalidRequest: it cannot be read.
+        """
+
     @abstractmethod
     def answer(self, turn: Turn, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
         """The answer, piece by piece (a piece may be empty).
@@ -105,7 +127,18 @@ class Conversation(ABC):
             InvalidRequest: the conversation cannot be rendered.
         """
         opening = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return Turn(text, [*opening, *self.messages, {"role": "user", "content": text}])
+        said = content([part for _, part in self.images], text)
+        return Turn([*opening, *self.messages, {"role": "user", "content": said}])
+
+    def attach(self, path: Path) -> None:
+        """Show the image in a file with the next message.
+
+        Raises:
+            InvalidRequest: it cannot be read, or the model reads none.
+        """
+        if self.blind:
+            raise InvalidRequest(f"{self.name} reads text only ({self.blind})")
+        self.images.append((path.name, self.image_part(path)))
 
     @abstractmethod
     def rest(self) -> None:
@@ -114,6 +147,7 @@ class Conversation(ABC):
     def reset(self) -> None:
         """Forget the messages; settings stay."""
         self.messages.clear()
+        self.images.clear()
         self.length = 0
 
     def set_depth(self, depth: str) -> None:
@@ -125,7 +159,8 @@ class Conversation(ABC):
         self.params = dataclasses.replace(self.params, depth=parse_depth(depth))
 
     def _remember(self, turn: Turn, answer: dict[str, str], finish: FinishReason, timings: Timings | None) -> None:
-        self.messages += [{"role": "user", "content": turn.text}, {"role": "assistant", **answer}]
+        self.messages += [turn.messages[-1], {"role": "assistant", **answer}]
+        self.images.clear()
         self.finish = finish
         self.last = Tally()
         if timings is not None:
@@ -156,18 +191,26 @@ class LocalConversation(Conversation):
     def knows_thinking(self) -> bool:
         return self.llm.template is not None and "enable_thinking" in self.llm.template.variables
 
+    @property
+    def blind(self) -> str:
+        return self.llm.blind
+
+    def image_part(self, path: Path) -> dict[str, Any]:
+        return image_part(path)
+
     def rest(self) -> None:
         self.llm.release()
 
     def turn(self, text: str) -> Turn:
         turn = super().turn(text)
-        turn.tokens = self.llm.tokens(turn.messages, enable_thinking=self.think)
+        turn.prompt = self.llm.prompted(turn.messages, enable_thinking=self.think)
         turn.reasoning = opens_reasoning(self.llm, turn.tokens)
         return turn
 
     def answer(self, turn: Turn, stopped: Callable[[], bool] = lambda: False) -> Iterator[str]:
         result: Generation | None = None
-        with closing(stream(self.llm, turn.tokens, self.params, stopped)) as pieces:
+        assert turn.prompt is not None
+        with closing(stream(self.llm, turn.prompt, self.params, stopped)) as pieces:
             for piece in pieces:
                 result = piece.result
                 yield piece.text

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import CheckpointError
 from ..hub.cache import cache_folder, cached_models
 from ..hub.pins import find_pin
-from ..settings import Settings, checked
 from ..source import REFERENCE, find_model
-from .places import ModelSettings, Place, all_places, look
 from .terminal import say
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+    from .places import Place
 
 __all__ = ["FoundModel", "Kind", "described", "find_models", "gigabytes", "memory_for"]
 
@@ -57,6 +59,9 @@ def find_models(settings: Settings, places: Sequence[Place] | None = None) -> li
         settings: of the engine: the dtype decides how much memory weights take.
         places: where to look beside the cache; by default everywhere that `all_places` knows.
     """
+    from ..settings import checked
+    from .places import ModelSettings, all_places, look
+
     if places is None:
         places = all_places(checked(ModelSettings, {}))
     found = [described(REFERENCE, find_model(REFERENCE), settings, "bundled")]
@@ -83,7 +88,8 @@ def described(name: str, folder: Path, settings: Settings, kind: Kind, commit: s
     from ..device import choose_dtype
 
     weights = checkpoint.weight_bytes(
-        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts),
+        tower=True,
     )
     return FoundModel(name, folder, kind, disk, memory_for(weights), checkpoint.head.reason, commit=commit)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -69,6 +70,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
     from ..llm import sampling_defaults
     from ..models.adapters import read_adapter
     from ..text import ChatTemplate
+    from ..vision import tower_report
 
     head, config = checkpoint.head, checkpoint.text_config
     kinds = (config.get("layer_types") or ())[: config["num_hidden_layers"]]  # some list the head's behind the trunk's
@@ -102,6 +104,7 @@ def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, 
             "probed": probed,
             "reason": reason,
         },
+        "vision": asdict(tower_report(checkpoint, settings.vision)),
         "adapter": {**adapter.describe(), **placed} if adapter else None,
         "max_depth": depth,
         "sampling_defaults": sampling_defaults(checkpoint),
@@ -229,6 +232,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("quantisation", formats),
         ("norms", f"trunk {norms['trunk']}" + (f", head {norms['head']}" if norms["head"] else "")),
         ("MTP head", verdict),
+        ("vision tower", _tower(report["vision"])),
         *_adapter_rows(report["adapter"]),
         ("depth limit", str(report["max_depth"])),
         ("sampling", defaults or "no defaults of its own"),
@@ -238,6 +242,13 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("will run", report["runs"]),
         ("will run on", f"{device['device']} in {device['dtype']}, BLAS: {device['blas']}"),
     ]
+
+
+def _tower(vision: dict[str, Any]) -> str:
+    if not vision["tensors"]:
+        return f"none: {vision['reason']}"
+    read = f"not loaded: {vision['reason']}" if vision["reason"] else "reads images"
+    return f"{vision['tensors']} tensors, {vision['nbytes'] / 1e6:,.1f} MB; {read}"
 
 
 def _adapter_rows(adapter: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from ..params import SamplingParams
 from ..results import FinishReason, Timings
 from .answer import END_OF_REASONING
 from .conversation import Conversation, Turn
+from .image_files import image_url_part
 from .server_client import ServedModel, chat_events
 
 __all__ = ["RemoteConversation"]
@@ -46,6 +48,13 @@ class RemoteConversation(Conversation):
     @property
     def knows_thinking(self) -> bool:
         return True  # the server leaves it out where the template knows none
+
+    @property
+    def blind(self) -> str:
+        return "" if self._model.vision else "by what its server says"
+
+    def image_part(self, path: Path) -> dict[str, Any]:
+        return image_url_part(path)
 
     def rest(self) -> None:
         """Nothing: the server knows when it is idle."""

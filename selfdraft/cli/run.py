@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,12 +16,11 @@ from .answer import AnswerText
 from .command import command
 from .figures import Tally
 from .flags import ChatFlags, EngineFlags, TraceFlags, flag, whole
+from .image_files import content, image_part
+from .image_flags import ShownFlags
 from .sampling_flags import SamplingFlags
 from .session import check_thinking, decoded, is_terminal, open_model, opens_reasoning, report_profile, stream
 from .terminal import dim
-
-if TYPE_CHECKING:
-    from ..llm import Prompt
 
 __all__ = ["run"]
 
@@ -34,6 +33,7 @@ def run(
     ] = None,
     *,
     chat: ChatFlags,
+    shown: ShownFlags,
     raw: Annotated[
         bool,
         flag(
@@ -69,21 +69,22 @@ def run(
     params = sampling.params(logprobs)
     if logprobs is not None and not as_json:
         raise typer.BadParameter("needs --json: plain text has no place for them", param_hint="'--logprobs'")
-    if raw and (chat.system is not None or chat.think):
+    if raw and (chat.system is not None or chat.think or shown.image):
         raise typer.BadParameter(
-            "goes without --system and --think, which are the chat template's", param_hint="'--raw'"
+            "goes without --system, --think and --image, which are the chat template's", param_hint="'--raw'"
         )
+    images = [image_part(path) for path in shown.image or ()]
     text = _read(prompt, raw)
 
     once = engine.settings().model_copy(update={"session_cache_max_bytes": 0})  # no turn follows
     llm = open_model(engine, trace, once)
     think = check_thinking(llm, chat.think)
-    tokens = llm.tokens(_with_system(text, chat.system), raw=raw, enable_thinking=think)
-    with closing(stream(llm, tokens, params)) as pieces:
+    prompted = llm.prompted(text if raw else _messages(text, images, chat.system), raw=raw, enable_thinking=think)
+    with closing(stream(llm, prompted, params)) as pieces:
         if as_json:
             print(_json(_last(pieces)))
         else:
-            _show(pieces, AnswerText(sys.stdout, reasoning=opens_reasoning(llm, tokens)))
+            _show(pieces, AnswerText(sys.stdout, reasoning=opens_reasoning(llm, prompted.tokens)))
     report_profile(llm)
 
 
@@ -100,10 +101,9 @@ def _read(prompt: str | None, raw: bool) -> str:
     return prompt
 
 
-def _with_system(text: str, system: str | None) -> Prompt:
-    if system is None:
-        return text
-    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
+def _messages(text: str, images: list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    return [*opening, {"role": "user", "content": content(images, text)}]
 
 
 def _last(pieces: Iterator[Piece]) -> Generation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import logging.handlers
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ..distributed.environment import started_in_group
 from ..errors import InvalidRequest, SelfdraftError
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
+from .group import GroupFlags, as_rank
+from .image_flags import ImageFlags
 from .session import model_id, open_model
 from .terminal import dim
 
 if TYPE_CHECKING:
+    from ..distributed.leading import Leader
     from ..llm import LLM
     from ..server.config import ServerSettings
 
@@ -26,10 +31,11 @@ __all__ = ["LogFlags", "ServeFlags", "serve", "serve_model"]
 
 _WHERE = "Address and access"
 _LIMITS = "Limits"
+_MOST_LOGGED = 8 * 2**20  # bytes of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags:
+class ServeFlags(ImageFlags):
     """A flag for every field of `ServerSettings` but the key itself, under the same name."""
 
     host: Annotated[str | None, flag("--host", "Address to listen on. Default: 127.0.0.1.", _WHERE, "ADDRESS")] = None
@@ -145,7 +151,13 @@ class LogFlags:
         flag("--log-level", "debug, info, warning or error. Default: info.", "Log", "LEVEL"),
     ] = "info"
     log_file: Annotated[
-        Path | None, flag("--log-file", "File to append the log to. Default: standard error.", "Log", "FILE")
+        Path | None,
+        flag(
+            "--log-file",
+            "File to append the log to; at 8 MiB it is renamed to FILE.1, that to FILE.2. Default: standard error.",
+            "Log",
+            "FILE",
+        ),
     ] = None
 
     def apply(self) -> None:
@@ -155,7 +167,11 @@ class LogFlags:
             typer.BadParameter: the file cannot be written.
         """
         try:
-            handler = logging.FileHandler(self.log_file) if self.log_file else logging.StreamHandler(sys.stderr)
+            handler: logging.Handler = (
+                logging.handlers.RotatingFileHandler(self.log_file, maxBytes=_MOST_LOGGED, backupCount=2)
+                if self.log_file
+                else logging.StreamHandler(sys.stderr)
+            )
         except OSError as error:
             raise typer.BadParameter(str(error), param_hint="'--log-file'") from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -166,23 +182,34 @@ class LogFlags:
 
 
 @command
-def serve(*, server: ServeFlags, log: LogFlags, engine: SessionFlags) -> None:
+def serve(*, server: ServeFlags, log: LogFlags, engine: SessionFlags, group: GroupFlags) -> None:
     """Serve a model over HTTP.
 
     OpenAI's and Anthropic's APIs, a chat page at /, their description
     at /docs. Ctrl-C or SIGTERM lets running answers finish; a second
     one stops at once.
     """
-    serve_model(engine, server.settings(engine), log)
+    if group.asked:
+        group.launch(sys.argv[1:], server.settings(engine))
+    elif backend := started_in_group():
+        log.apply()
+        as_rank(backend, engine, lambda leader: serve_model(engine, server.settings(engine), log, leader=leader))
+    else:
+        serve_model(engine, server.settings(engine), log)
 
 
 def serve_model(
-    engine: EngineFlags, settings: ServerSettings, log: LogFlags, listening: Callable[[str], object] = lambda url: None
+    engine: EngineFlags,
+    settings: ServerSettings,
+    log: LogFlags,
+    listening: Callable[[str], object] = lambda url: None,
+    leader: Leader | None = None,
 ) -> None:
     """Serve until the user has enough; see `serve`.
 
     Args:
         listening: called with the server's URL once it answers; the model is still being loaded then.
+        leader: of a group that shares the model, if one does.
 
     Raises:
         SelfdraftError: the address cannot be had; the model cannot be loaded.
@@ -201,7 +228,7 @@ def serve_model(
 
     def load() -> LLM:
         try:
-            llm = open_model(engine, TraceFlags(), settings)
+            llm = open_model(engine, TraceFlags(), leader.adapted(settings) if leader else settings, leader)
         except SelfdraftError as error:
             failure.append(error)
             server.stop()
@@ -219,7 +246,11 @@ def serve_model(
         listening(url)
 
     server = Server(settings, engine.model, load, listener, started)
+    if leader:
+        leader.lost, server.service.beyond_repair = server.fail, leader.beyond_repair
     with noted(settings.host, port, model_id(engine.model)):
         server.run()
     if failure:
         raise failure[0]
+    if leader and leader.failure:
+        raise leader.failure

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ..errors import ContextOverflow, InvalidRequest, SelfdraftError
 
-__all__ = ["KeyNeeded", "ServedModel", "Unreachable", "chat_events", "health", "served_model"]
+__all__ = ["KeyNeeded", "ServedModel", "Unreachable", "chat_events", "health", "metrics", "served_model"]
 
 _SILENCE = 120.0  # seconds; a server that works says something at least every 60
 _GLANCE = 0.1  # seconds between looks at whether the user has had enough
@@ -36,12 +36,13 @@ class KeyNeeded(SelfdraftError):
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What a server says of its model: the name, and its limits."""
+    """What a server says of its model: the name, its limits, and whether it reads images."""
 
     name: str
     context: int
     output: int
     max_depth: int
+    vision: bool = False
 
 
 def health(url: str) -> dict[str, Any]:
@@ -70,28 +71,47 @@ def served_model(url: str, key: str | None = None, name: str | None = None) -> S
             raise SelfdraftError(f"{url}: {body['error']['message']}")
         listed = body["data"]
         entry = next((each for each in listed if each["id"] == name), listed[0])
-        limits = (int(entry[limit]) for limit in ("max_model_len", "max_output_tokens", "max_depth"))
-        return ServedModel(name or entry["id"], *limits)
+        context, output, depth = (int(entry[limit]) for limit in ("max_model_len", "max_output_tokens", "max_depth"))
+        vision = "image" in entry.get("architecture", {}).get("input_modalities", ())  # older servers say nothing
+        return ServedModel(name or entry["id"], context, output, depth, vision)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise Unreachable(f"what answers at {url} is no server of Selfdraft's") from error
 
 
+def metrics(url: str, key: str | None = None) -> str:
+    """The text of /metrics.
+
+    Raises:
+        Unreachable: no server of ours there. KeyNeeded: it wants a key.
+    """
+    return _read(url, "/metrics", key).decode(errors="replace")
+
+
 def _get(url: str, path: str, key: str | None) -> dict[str, Any]:
     """The JSON object at a path, whatever the status, but 401."""
+    try:
+        body = json.loads(_read(url, path, key))
+    except ValueError as error:
+        raise Unreachable(f"no server answers at {url} ({_why(error)})") from error
+    return body if isinstance(body, dict) else {}
+
+
+def _read(url: str, path: str, key: str | None) -> bytes:
+    """What is at a path, whatever the status, but 401."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         try:
             with opener.open(request, timeout=5) as response:
-                body = json.load(response)
+                body: bytes = response.read()
         except urllib.error.HTTPError as error:
             with error:
                 if error.code == 401:
                     raise _key_needed(url, key) from error
-                body = json.load(error)
+                body = error.read()
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise Unreachable(f"no server answers at {url} ({_why(error)})") from error
-    return body if isinstance(body, dict) else {}
+    return body
 
 
 def _why(error: Exception) -> str:

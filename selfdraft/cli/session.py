@@ -17,7 +17,9 @@ from .flags import EngineFlags, TraceFlags
 from .terminal import Bar, say
 
 if TYPE_CHECKING:
+    from ..distributed.leading import Leader
     from ..llm import LLM
+    from ..prompts import Prompted
     from ..settings import Settings
 
 __all__ = [
@@ -36,11 +38,14 @@ REASONING = "<think>"
 LONG_PROMPT = 256  # tokens; a shorter one is read before a bar could be
 
 
-def open_model(engine: EngineFlags, trace: TraceFlags, settings: Settings | None = None) -> LLM:
+def open_model(
+    engine: EngineFlags, trace: TraceFlags, settings: Settings | None = None, leader: Leader | None = None
+) -> LLM:
     """Load a model, showing progress; what a user should know of it goes to standard error.
 
     Args:
         settings: of the engine; by default those of the flags.
+        leader: of the group that shares it, if one does.
     """
     from ..loading import load
 
@@ -50,7 +55,7 @@ def open_model(engine: EngineFlags, trace: TraceFlags, settings: Settings | None
         logging.getLogger("selfdraft").setLevel(logging.INFO)
     _mend_fans()
     with loading_bar(engine.model) as bar:
-        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar)
+        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar, leader=leader)
     for note in llm.notes:
         say(note)
     if llm.max_mode is not None:
@@ -95,7 +100,7 @@ def opens_reasoning(llm: LLM, tokens: Sequence[int]) -> bool:
 
 
 def stream(
-    llm: LLM, tokens: Sequence[int], params: SamplingParams, stopped: Callable[[], bool] = lambda: False
+    llm: LLM, prompt: Prompted, params: SamplingParams, stopped: Callable[[], bool] = lambda: False
 ) -> Generator[Piece]:
     """The pieces of an answer, with a bar on standard error while a long prompt is read.
 
@@ -105,14 +110,14 @@ def stream(
         stopped: looked at between pieces, and between layers of the prefill; once true, the answer is cancelled, and
             its last piece follows.
     """
-    bar = Bar("reading the prompt", "tokens", shown=len(tokens) >= LONG_PROMPT)
+    bar = Bar("reading the prompt", "tokens", shown=len(prompt.tokens) >= LONG_PROMPT)
 
     def on_prefill(done: int, total: int) -> None:
         bar(done, total)
         if stopped():
             pieces.cancel()
 
-    with bar, closing(llm.stream(tokens, params, on_prefill=on_prefill)) as pieces:
+    with bar, closing(llm.stream(prompt, params, on_prefill=on_prefill)) as pieces:
         for piece in pieces:
             if piece.token_ids or piece.result:
                 bar.stop()

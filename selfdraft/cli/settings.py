@@ -29,13 +29,14 @@ Name = Annotated[
 
 
 def kinds() -> tuple[type[StoredSettings], ...]:
-    """All settings there are: the engine's, the server's, those of `start`, and where models are looked for."""
+    """All settings: the engine's, the server's, those of `start` and `tray`, and where models are looked for."""
     from ..server.config import ServerSettings
     from ..settings import Settings
+    from ..tray.choices import TraySettings
     from .places import ModelSettings
     from .wizard import StartSettings
 
-    return Settings, ServerSettings, StartSettings, ModelSettings
+    return Settings, ServerSettings, StartSettings, ModelSettings, TraySettings
 
 
 @app.command()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..errors import InvalidRequest
 from .conversation import Conversation
 from .figures import Tally
+from .image_files import named_files
 from .sampling_flags import parse_depth
 
 __all__ = ["Leave", "depth_now", "obey"]
@@ -114,6 +115,16 @@ def _think(conversation: Conversation, argument: str) -> str:
     return f"thinking {'on' if conversation.think else 'off'}"
 
 
+def _image(conversation: Conversation, argument: str) -> str:
+    if argument == "none":
+        conversation.images.clear()
+    elif argument:
+        for path in named_files(argument):
+            conversation.attach(path)
+    names = ", ".join(name for name, _ in conversation.images)
+    return f"the next message shows {names}" if names else "no image"
+
+
 def _quit(conversation: Conversation, argument: str) -> str:
     raise Leave
 
@@ -127,6 +138,7 @@ _COMMANDS = {
         _Command("/depth N|auto", "tokens drafted a cycle, from now on; 0 is plain decoding", _depth),
         _Command("/system TEXT", "set the system prompt; 'none' removes it", _system),
         _Command("/think on|off", "let the model reason before it answers", _think),
+        _Command("/image FILE", "show an image with the next message; 'none' takes it back", _image),
         _Command("/quit", "leave; so does Ctrl-D", _quit),
     )
 }

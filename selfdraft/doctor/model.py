@@ -43,7 +43,8 @@ def _model(context: Context) -> Iterator[Finding]:
 
     settings = context.settings
     weights = checkpoint.weight_bytes(
-        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+        choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts),
+        tower=settings.vision != "off",
     )
     try:
         granted = Allowance.of(weights, settings.memory_limit)

@@ -6,6 +6,7 @@
 from .accept import RULES
 from .depth import DepthStart
 from .engine import Engine
+from .inputs import Inputs
 from .modes import EngineMode, Plan
 from .prefill import SCORED_TOGETHER
 from .profile import ProfiledCycle
@@ -21,6 +22,7 @@ __all__ = [
     "DepthStart",
     "Engine",
     "EngineMode",
+    "Inputs",
     "Plan",
     "ProfiledCycle",
     "Request",

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ..errors import SelfdraftError
-from ..models.base import Model
+from ..models.base import Model, looks_ahead
 from ..params import SamplingParams
 from . import noise
 from .accept import BLOCK, RejectionRule
@@ -200,7 +200,8 @@ class Engine:
 
         # A cycle that was started early is timed from the end of the one before: what the caller did meanwhile counts.
         begin = self._last_read if self.cycle.rows_ahead else time.perf_counter()
-        depths = self.cycle.run(rows, choose, look_ahead=len(rows) == len(self._running))
+        look_ahead = looks_ahead(self.model) and len(rows) == len(self._running)
+        depths = self.cycle.run(rows, choose, look_ahead=look_ahead)
         self._last_read = time.perf_counter()
         seconds = self._last_read - begin
         if any(row.drafts for row in rows):  # rows that never draft run ahead: no measure for one that does

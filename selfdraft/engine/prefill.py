@@ -53,6 +53,8 @@ class Prefill:
         body, session = len(row.request.prompt) - 1, row.request.session
         if session and (known := session.resume(row.state.length, drafts=row.drafts)):
             row.go_on_from(known)
+        if self._prepares(row, body):
+            return row.done
         for layer in (*row.state.attention, *row.state.head):  # it may be another state by now
             layer.room = row.room
         if row.state.length < body:
@@ -67,6 +69,18 @@ class Prefill:
             through = True
         row.statistics.prompt_seconds = time.perf_counter() - row.prefill_begin
         return through
+
+    def _prepares(self, row: Row, body: int) -> bool:
+        """Whether something that the next tokens need was made ready: it takes a turn of its own, as a chunk does."""
+        inputs, length = row.request.inputs, row.state.length
+        if inputs is None:
+            return False
+        row.state.rope_delta = inputs.rope_delta(length)
+        if length < body and inputs.prepare(length, self._next_cut(row, body)):
+            assert row.prefill_begin is not None
+            row.statistics.prompt_seconds = time.perf_counter() - row.prefill_begin
+            return True
+        return False
 
     def settle(self, row: Row) -> None:
         """Hand a row that has ended to its session: its newest token is forwarded, and the head sees all pairs."""
@@ -118,7 +132,8 @@ class Prefill:
         if first == end:
             return
         tokens = mx.array([list(row.request.prompt[first:end])])
-        self._model.draft(tokens, hidden[:, :-1], [row.state], [row.state.head_length])
+        beside = row.request.inputs.head(first, end) if row.request.inputs else {}
+        self._model.draft(tokens, hidden[:, :-1], [row.state], [row.state.head_length], **beside)
         row.state.head_length += end - first
 
     def _keep(self, row: Row, tokens: Sequence[int]) -> None:
@@ -199,7 +214,8 @@ class Prefill:
 
     def _forward(self, row: Row, start: int, end: int, *, keep_steps: bool) -> mx.array:
         tokens = mx.array([list(row.request.prompt[start:end])])
-        hidden, captured = self._model.forward(tokens, [row.state], keep_steps=keep_steps)
+        beside = row.request.inputs.trunk(start, end) if row.request.inputs else {}
+        hidden, captured = self._model.forward(tokens, [row.state], keep_steps=keep_steps, **beside)
         row.statistics.trunk_forwards += 1
         row.statistics.prefill_chunks += 1
         captured.commit([row.state], [end - start])

@@ -15,6 +15,7 @@ from ..state import Room, RowState
 from . import noise
 from .constraint import Constraint
 from .depth import DepthPolicy
+from .inputs import Inputs
 from .modes import EngineMode, RowMode
 from .sampling import History
 from .session import Boundary, Cut, Session
@@ -47,6 +48,7 @@ class Request:
         session: where the row may go on from and leaves boundaries; not with `prompt_logprobs`, which need every
             token forwarded.
         mode: how its buffers are made; None for as the engine makes them.
+        inputs: what its prompt has beside ids; the model must take such.
     """
 
     prompt: Sequence[int]
@@ -60,6 +62,7 @@ class Request:
     only_prompt: bool = False
     session: Session | None = None
     mode: EngineMode | None = None
+    inputs: Inputs | None = None
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,8 @@ class Row:
             f"prompt_tokens={len(self.request.prompt)} restored_tokens={self.statistics.restored_tokens} "
             f"emitted_tokens={len(self.emitted)} cycles={figures.cycles} mode={self.mode} "
             f"tokens_per_cycle={figures.tokens_per_cycle:.2f} acceptance=[{acceptance}] {kinds} "
-            f"rope_position_of_last={self.state.length} tokens_per_second={figures.tokens_per_second:.1f} "
+            f"rope_position_of_last={self.state.length + self.state.rope_delta} "
+            f"tokens_per_second={figures.tokens_per_second:.1f} "
             f"finish={self.finish_reason}"
         )
 
@@ -233,6 +237,11 @@ def validate(request: Request, *, vocab_size: int, context_length: int, max_dept
     if outside := [token for token in params.logit_bias or {} if token >= vocab_size]:
         raise InvalidRequest(
             f"logit_bias: token id {outside[0]} is outside the vocabulary of {vocab_size}", param="logit_bias"
+        )
+    if request.inputs is not None and len(request.inputs) != len(prompt):
+        raise InvalidRequest(
+            f"the prompt has {len(prompt)} tokens, and what comes with it is for {len(request.inputs)}: make both anew",
+            param="prompt",
         )
     if request.constraint is not None and not request.stop_ids:
         raise InvalidRequest("a grammar needs an end token to end its sentence, and this checkpoint names none")

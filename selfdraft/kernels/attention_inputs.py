@@ -21,7 +21,7 @@ __all__ = ["CHECK", "attention_inputs", "attention_inputs_reference", "fits"]
 
 _KERNEL = Kernel(
     "attention_inputs",
-    ("projected", "q_norm", "k_norm", "inverse_frequencies", "keys", "values", "starts", "eps"),
+    ("projected", "q_norm", "k_norm", "inverse_frequencies", "keys", "values", "starts", "rope_deltas", "eps"),
     ("q",),
     updates=("keys", "values"),
     many=("keys", "values"),
@@ -38,6 +38,7 @@ def attention_inputs(
     keys: Sequence[mx.array],
     values: Sequence[mx.array],
     starts: mx.array,
+    rope_deltas: mx.array,
     *,
     heads: int,
     kv_heads: int,
@@ -58,6 +59,7 @@ def attention_inputs(
             caller alone; every row may have a capacity of its own. They are written at starts[b] .. starts[b] + T - 1;
             positions behind the row's capacity are left out. Read them only in operations that take the result as well.
         starts: [B] int32. Never read by the host.
+        rope_deltas: [B] int32: by how much the rotary positions of a row are beyond starts[b], starts[b] + 1, ...
         heads, kv_heads: of queries, and of keys. size: of a head. eps: of the norm.
 
     Returns:
@@ -68,15 +70,16 @@ def attention_inputs(
         RuntimeError: there is no GPU.
     """
     shared = q_norm, k_norm, inverse_frequencies
-    given = (projected, *shared, *keys, *values, starts)
+    given = (projected, *shared, *keys, *values, starts, rope_deltas)
     key = (*((x.shape, x.dtype) for x in given), len(keys), heads, kv_heads, size)
     calls = _CALLS.get(key)
     if calls is None:
-        calls = remember(_CALLS, key, _prepared(projected, shared, keys, values, starts, heads, kv_heads, size))
+        places = starts, rope_deltas
+        calls = remember(_CALLS, key, _prepared(projected, shared, keys, values, places, heads, kv_heads, size))
     found = []
     for call, at in zip(calls, row_chunks(len(keys)), strict=True):
         buffers = *one_a_row(keys[at]), *one_a_row(values[at])
-        found += call(inputs=[projected[at], *shared, *buffers, starts[at], constant(eps)])
+        found += call(inputs=[projected[at], *shared, *buffers, starts[at], rope_deltas[at], constant(eps)])
     return found[0] if len(found) == 1 else mx.concatenate(found)
 
 
@@ -88,6 +91,7 @@ def attention_inputs_reference(
     keys: Sequence[mx.array],
     values: Sequence[mx.array],
     starts: mx.array,
+    rope_deltas: mx.array,
     *,
     heads: int,
     kv_heads: int,
@@ -98,7 +102,7 @@ def attention_inputs_reference(
     found = []
     for row, pair in enumerate(zip(keys, values, strict=True)):
         at = slice(row, row + 1)
-        own = projected[at], q_norm, k_norm, inverse_frequencies, *pair, starts[at]
+        own = projected[at], q_norm, k_norm, inverse_frequencies, *pair, starts[at], rope_deltas[at]
         found.append(_row_reference(*own, heads=heads, kv_heads=kv_heads, size=size, eps=eps))
     queries, new_keys, new_values = (list(each) for each in zip(*found, strict=True))
     return queries[0] if len(queries) == 1 else mx.concatenate(queries), new_keys, new_values
@@ -112,6 +116,7 @@ def _row_reference(
     keys: mx.array,
     values: mx.array,
     starts: mx.array,
+    rope_deltas: mx.array,
     *,
     heads: int,
     kv_heads: int,
@@ -125,7 +130,8 @@ def _row_reference(
     def rotated(x: mx.array, weight: mx.array) -> mx.array:
         x = mx.fast.rms_norm(x, weight, eps).swapaxes(1, 2)
         dims, periods = 2 * inverse_frequencies.size, 1 / inverse_frequencies
-        return mx.fast.rope(x, dims, traditional=False, base=None, scale=1.0, offset=starts, freqs=periods)
+        first = starts + rope_deltas
+        return mx.fast.rope(x, dims, traditional=False, base=None, scale=1.0, offset=first, freqs=periods)
 
     index = mx.arange(keys.shape[2]) - starts[:, None]  # of the token that a position takes
     taken = ((index >= 0) & (index < tokens))[:, None, :, None]
@@ -153,7 +159,7 @@ def _prepared(
     shared: tuple[mx.array, mx.array, mx.array],
     keys: Sequence[mx.array],
     values: Sequence[mx.array],
-    starts: mx.array,
+    places: tuple[mx.array, mx.array],
     heads: int,
     kv_heads: int,
     size: int,
@@ -169,9 +175,9 @@ def _prepared(
         or frequencies.dtype != mx.float32
         or (frequencies.ndim, min(frequencies.size, size // 2)) != (1, frequencies.size)
         or any((x.shape, x.dtype) != norm for x in (q_norm, k_norm))
-        or (starts.shape, starts.dtype) != ((rows,), mx.int32)
+        or any((x.shape, x.dtype) != ((rows,), mx.int32) for x in places)
     ):
-        shapes = ", ".join(f"{x.dtype} {x.shape}" for x in (projected, *shared, *keys, *values, starts))
+        shapes = ", ".join(f"{x.dtype} {x.shape}" for x in (projected, *shared, *keys, *values, *places))
         raise ValueError(f"attention_inputs does not take {heads} and {kv_heads} heads of {size} with {shapes}")
     return [_chunk_prepared(projected[at], keys[at], heads, kv_heads, size) for at in row_chunks(rows)]
 
@@ -186,7 +192,7 @@ def _chunk_prepared(projected: mx.array, keys: Sequence[mx.array], heads: int, k
         shapes=[(rows, heads, tokens, size)],
         dtypes=[dtype],
     )
-    inputs = [dtype] * 3 + [mx.float32] + [dtype] * (2 * arrays) + [mx.int32, mx.float32]
+    inputs = [dtype] * 3 + [mx.float32] + [dtype] * (2 * arrays) + [mx.int32] * 2 + [mx.float32]
     return _KERNEL.for_rows(arrays).prepared(launch, inputs)
 
 
@@ -199,11 +205,11 @@ def _error() -> float:
     norms = [1 + 0.1 * mx.random.normal((size,), mx.bfloat16, key=part) for part in parts[1:3]]
     frequencies = mx.exp(-mx.arange(32, dtype=mx.float32) / 4)
     kv = mx.random.normal((2, 2, kv_heads, capacity, size), mx.bfloat16, key=parts[3])
-    starts = mx.array([5, capacity - 7], mx.int32)
+    starts, rope_deltas = mx.array([5, capacity - 7], mx.int32), mx.array([0, -3], mx.int32)
     queries, errors = [], []
     for at in (slice(0, 2), slice(1, 2)):
         keys, values = ([x[row : row + 1, :, : capacity - 5 * row] + 0 for row in (0, 1)][at] for x in kv)
-        given: Any = (projected[at], *norms, frequencies, keys, values, starts[at])
+        given: Any = (projected[at], *norms, frequencies, keys, values, starts[at], rope_deltas[at])
         expected = attention_inputs_reference(*given, heads=heads, kv_heads=kv_heads, size=size, eps=1e-6)
         mx.eval(given, expected)  # the kernel owns keys and values from here on
         q = attention_inputs(*given, heads=heads, kv_heads=kv_heads, size=size, eps=1e-6)

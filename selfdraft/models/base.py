@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..state import Captured, RowState
+from .sharding import Sharding
 
 __all__ = [
     "COMPANION",
@@ -19,6 +20,7 @@ __all__ = [
     "Model",
     "architecture",
     "is_companion",
+    "looks_ahead",
     "model_types",
     "register",
     "runs_ahead",
@@ -53,7 +55,8 @@ class Model(Protocol):
 
         Lengths and recurrent states move only when the returned `Captured` is committed. A model that `runs_ahead`
         takes two arguments more, here and in `draft`: `shift`, int32 [B], which is added to the lengths or offsets on
-        the device, and `most`, the largest it can be.
+        the device, and `most`, the largest it can be. One that `takes_pictures` takes `spliced` in both, of one row:
+        see `Spliced`.
 
         Args:
             keep_steps: keep what is needed to commit any prefix (verify), or only all T tokens (prefill).
@@ -88,7 +91,7 @@ class Model(Protocol):
         Args:
             tokens: t_i, [B, W].
             hidden: h_{i-1}, [B, W, H]: the trunk's (see `forward`), or what the step before returned.
-            offsets: entry, and rotary position, of each row's first pair.
+            offsets: entry of each row's first pair; its rotary position is that plus the row's `rope_delta`.
             step: 0 for true pairs; else how many drafts the token is of, of which it is the newest: W is 1.
 
         Returns:
@@ -103,6 +106,12 @@ def runs_ahead(model: Model, rows: Sequence[RowState], tokens: int) -> bool:
     return able is not None and able(rows, tokens)
 
 
+def looks_ahead(model: Model) -> bool:
+    """Whether a forward may be started that is dropped if it turns out not to be wanted."""
+    able: bool = getattr(model, "looks_ahead", True)
+    return able
+
+
 @dataclass(frozen=True)
 class Architecture:
     """How to build one family of checkpoints.
@@ -113,6 +122,7 @@ class Architecture:
         canonical: checkpoint tensor name, text config -> our parameter name, or None for a tensor that is no part of
             the text model (a vision tower), or "" for one that is there a second time. Parameters of the head start
             with "mtp.".
+        tower: checkpoint tensor name -> the vision tower's parameter name in mlx-vlm, or None for what is none.
         verified: what trunk and head were compared with, for people; "" where nothing independent could be had.
         assemble: tensors by canonical name, text config -> parameters in MLX layout, such as experts that are stacked.
             Nothing is evaluated in it.
@@ -124,12 +134,14 @@ class Architecture:
         companion: where the head is a checkpoint of its own: what its name has behind the trunk's, as "-assistant".
             Its configuration is then the field `COMPANION` of the text config.
         companion_types: `model_type` values of such a checkpoint.
+        sharding: how several ranks share it; None where they cannot.
     """
 
     model_types: tuple[str, ...]
     build: Callable[[Mapping[str, Any], bool], nn.Module]
     canonical: Callable[[str, Mapping[str, Any]], str | None]
     verified: str
+    tower: Callable[[str], str | None] = lambda name: None
     assemble: Callable[[dict[str, mx.array], Mapping[str, Any]], dict[str, mx.array]] = lambda tensors, _: tensors
     remarks: Callable[[Mapping[str, mx.array], Mapping[str, Any]], list[str]] = lambda *_: []
     zero_centred: Callable[[str], bool] | None = None
@@ -137,6 +149,7 @@ class Architecture:
     fp8_rows: Callable[[str, Mapping[str, Any]], int | None] = lambda name, config: None
     companion: str = ""
     companion_types: tuple[str, ...] = ()
+    sharding: Sharding | None = None
 
 
 # Field of a text config: the configuration of the checkpoint that holds the head.

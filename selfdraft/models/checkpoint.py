@@ -108,6 +108,15 @@ class Checkpoint:
         stored = _stored(self.folder, self.architecture, self.text_config, [])[0]
         return _assembled(self.folder, self.architecture, stored, self.text_config, change)[0]
 
+    def tower(self) -> dict[str, mx.array]:
+        """Tensors of the vision tower by their names in mlx-vlm, mapped and not read; empty if there is none."""
+        found: dict[str, mx.array] = {}
+        for path in weight_files(self.folder)[0]:
+            stored = mx.load(str(path))
+            assert isinstance(stored, dict)
+            found |= {ours: x for name, x in stored.items() if (ours := self.architecture.tower(name)) is not None}
+        return found
+
     @property
     def companion(self) -> Path | None:
         """The checkpoint that the head is, where that is one of its own."""
@@ -124,16 +133,18 @@ class Checkpoint:
         layers = [name.removesuffix("weight") for name in self.tensors if _EXPERTS.search(name)]
         return any(f"{layer}scales" not in self.tensors for layer in layers)
 
-    def weight_bytes(self, dtype: mx.Dtype | None) -> int:
+    def weight_bytes(self, dtype: mx.Dtype | None, *, tower: bool = False) -> int:
         """Bytes of the weights in memory, its head's too if that is usable.
 
         Args:
             dtype: of floating tensors; None is as stored.
+            tower: whether the vision tower counts.
         """
+        used = [x for name, x in self.tensors.items() if not (self.head.reason and name.startswith(HEAD))]
+        used += self.tower().values() if tower else ()
         return sum(
             tensor.size * dtype.size if dtype and mx.issubdtype(tensor.dtype, mx.floating) else tensor.nbytes
-            for name, tensor in self.tensors.items()
-            if not (self.head.reason and name.startswith(HEAD))
+            for tensor in used
         )
 
     @property
@@ -366,7 +377,7 @@ def _canonical(
         for name, tensor in stored.items():
             ours = family.canonical(name, text_config)
             if ours is None:
-                skipped += 1
+                skipped += family.tower(name) is None
             elif ours in tensors:
                 raise CheckpointError(f"{path}: tensor {name!r} is stored twice in this checkpoint")
             elif ours:

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 
 from ..kernels.gated_delta_tape import Tape
 from ..kernels.portable import backend
-from ..kernels.small_arrays import fresh, moved
+from ..kernels.small_arrays import fresh, moved, numbers
 from ..state import CapturedLayer, KeyValues, RecurrentState
 
 __all__ = ["FewTokens"]
@@ -57,6 +57,7 @@ class FewTokens:
         states: Sequence[RecurrentState],
         buffers: Sequence[Sequence[KeyValues]],
         offsets: Sequence[int],
+        rope_deltas: Sequence[int],
         tokens: int,
         dtype: mx.Dtype,
         shift: mx.array | None = None,
@@ -67,7 +68,7 @@ class FewTokens:
         Args:
             inputs: of `before`.
             states: of the recurrent layers. buffers: of the attention layers, one a row each.
-            offsets: where each row's new tokens go.
+            offsets: where each row's new tokens go. rope_deltas: see `RowState.rope_delta`.
             tokens, dtype: T, and that of keys and values.
             shift, most: see `Model.forward`.
         """
@@ -81,7 +82,7 @@ class FewTokens:
             starts = starts + shift
         counts = states[0].counts if states else starts
         held = [state.arrays() for state in states]
-        out, left = self._run(list(inputs), counts, starts, held, places, tokens)
+        out, left = self._run(list(inputs), counts, starts, numbers(tuple(rope_deltas)), held, places, tokens)
         if not states:  # nobody may ever want what a head puts out, but what it wrote: that comes with the buffers
             for rows, written in zip(buffers, places, strict=True):
                 for row, pair in zip(rows, written, strict=True):
@@ -94,6 +95,7 @@ class FewTokens:
         inputs: list[mx.array],
         counts: mx.array,
         starts: mx.array,
+        rope_deltas: mx.array,
         held: list[tuple[mx.array, ...]],
         places: _Buffers,
         tokens: int,
@@ -114,7 +116,7 @@ class FewTokens:
                 assert kept.tape is not None
                 left.append((kept.window, kept.memories[0], kept.tape.array))
             else:
-                x, normed = layer.attend_few(x, normed, next(buffers), starts, ends, following)
+                x, normed = layer.attend_few(x, normed, next(buffers), starts, rope_deltas, ends, following)
         return self._after(x), left
 
 

@@ -17,6 +17,7 @@ from mlx_lm.models.glm4_moe import DecoderLayer, ModelArgs
 
 from ..state import KeyValueShape
 from .base import Architecture, register
+from .block_part import block_part
 from .config import check_routing, layer_args, positive_number, with_rope
 from .deepseek_v3 import canonical
 from .experts import stack_experts
@@ -76,12 +77,17 @@ def _assemble(tensors: dict[str, mx.array], _: Mapping[str, Any]) -> dict[str, m
     return stack_experts(tensors)
 
 
+_WIDTHS = ("intermediate_size", "moe_intermediate_size")
+_SUMMED = r"(model\.layers\.\d+|mtp\.layers\.\d+\.block)\.(self_attn\.o_proj|mlp)"
+
+
 register(
     Architecture(
         model_types=("glm4_moe",),
         build=build,
         canonical=canonical,
         assemble=_assemble,
+        sharding=partial(block_part, divided=_WIDTHS, summed=_SUMMED),
         verified="trunk and head: transformers (MtpModel); deeper drafts: the same layers, chained",
     )
 )

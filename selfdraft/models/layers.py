@@ -24,6 +24,7 @@ from ..kernels.gated_delta import gated_delta_prefill, gated_delta_steps
 from ..kernels.gated_delta_tape import Tape
 from ..state import CapturedLayer, KeyValues, RecurrentState, attend
 from .few_rows import Entrance, Normed, added, added_and_normed, joined
+from .multimodal_rope import Rotation
 
 __all__ = ["AttentionArgs", "DeltaArgs", "GatedAttention", "GatedDeltaNet"]
 
@@ -94,6 +95,7 @@ class GatedAttention(nn.Module):
         x: Normed,
         buffers: Sequence[tuple[mx.array, mx.array]],
         starts: mx.array,
+        rope_deltas: mx.array,
         ends: mx.array,
         residual: mx.array,
         following: Entrance,
@@ -101,7 +103,7 @@ class GatedAttention(nn.Module):
         """The same for few tokens, in kernels that write new keys and values straight into the rows' buffers.
 
         Args:
-            buffers: keys and values of each row, nobody else's. starts, ends: int32 [B], on the device.
+            buffers: keys and values of each row, nobody else's. starts, rope_deltas, ends: int32 [B], on the device.
             following: of what the output's norm is for.
         """
         args, projected = self.args, self.qkv_proj(x)
@@ -114,14 +116,27 @@ class GatedAttention(nn.Module):
             keys,
             values,
             starts,
+            rope_deltas,
             **self._sizes,
             eps=args.norm_eps,
         )
         out = few_queries.few_query_attention(q, keys, values, ends, scale=args.head_dim**-0.5, gate=projected)
         return added_and_normed(self.o_proj, out, residual, following)
 
-    def __call__(self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int], residual: mx.array) -> mx.array:
-        """residual + attention of x, both [B, T, H]; row i's tokens sit at positions offsets[i], offsets[i] + 1, ..."""
+    def __call__(
+        self,
+        x: mx.array,
+        rows: Sequence[KeyValues],
+        offsets: Sequence[int],
+        positions: Sequence[int] | Rotation,
+        residual: mx.array,
+    ) -> mx.array:
+        """residual + attention of x, both [B, T, H].
+
+        Args:
+            offsets: entry of each row's first token in its buffers.
+            positions: its rotary position, from which the others count on; or how all are rotated.
+        """
         args = self.args
         batch, tokens, _ = x.shape
         if "qkv_proj" in self:
@@ -132,12 +147,19 @@ class GatedAttention(nn.Module):
         q, gate = mx.split(q.reshape(batch, tokens, args.heads, -1), 2, axis=-1)
         k = k.reshape(batch, tokens, args.kv_heads, -1)
         v = v.reshape(batch, tokens, args.kv_heads, -1)
-        starts: int | mx.array = offsets[0] if batch == 1 else mx.array(list(offsets))
-        q = self.rope(self.q_norm(q).swapaxes(1, 2), offset=starts)
-        k = self.rope(self.k_norm(k).swapaxes(1, 2), offset=starts)
+        q = self._rotated(self.q_norm(q).swapaxes(1, 2), positions)
+        k = self._rotated(self.k_norm(k).swapaxes(1, 2), positions)
         out = attend(rows, offsets, q, k, v.swapaxes(1, 2), args.head_dim**-0.5)
         out = out.swapaxes(1, 2).reshape(batch, tokens, -1)
         return added(self.o_proj, out * mx.sigmoid(gate.reshape(batch, tokens, -1)), residual)
+
+    def _rotated(self, x: mx.array, positions: Sequence[int] | Rotation) -> mx.array:
+        """x [B, heads, T, head_dim] behind rotary embedding."""
+        if isinstance(positions, Rotation):
+            return positions(x)
+        starts: int | mx.array = positions[0] if len(positions) == 1 else mx.array(list(positions))
+        rotated: mx.array = self.rope(x, offset=starts)
+        return rotated
 
 
 @dataclass(frozen=True)

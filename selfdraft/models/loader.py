@@ -20,6 +20,7 @@ from .checkpoint import HEAD, Checkpoint
 from .few_rows import use_few_row_kernels
 from .fit import describe_misfits
 from .low_rank import put_beside
+from .sharding import Part, Ranks, install, part_of
 
 __all__ = ["LoadedModel", "always_fp32", "build_model", "quantisation_of", "stored_as"]
 
@@ -49,6 +50,7 @@ def build_model(
     dtype: mx.Dtype | None = None,
     progress: Progress | None = None,
     adapter: Adapter | None = None,
+    ranks: Ranks | None = None,
 ) -> LoadedModel:
     """Load the weights.
 
@@ -56,28 +58,48 @@ def build_model(
         with_head: also load the MTP head; its report must not carry a reason against it.
         dtype: of every floating tensor (A_log apart); None keeps what is stored.
         progress: called with (bytes read, bytes in all).
-        adapter: what to change the trunk by.
+        adapter: what to change the trunk by; not with ranks.
+        ranks: load this rank's part alone.
 
     Raises:
         CheckpointError: tensors are missing, surplus, or of the wrong shape, each by name; the adapter is for another
-            model.
+            model; the ranks cannot share it.
     """
+    assert adapter is None or ranks is None, "ranks take no adapter"
     family = checkpoint.architecture
-    module = family.build(checkpoint.text_config, with_head)
-    loaded = _fill(module, checkpoint, with_head, dtype, adapter)
+    part = _part(checkpoint, ranks) if ranks else None
+    module = family.build(part.config if part else checkpoint.text_config, with_head)
+    loaded = _fill(module, checkpoint, with_head, dtype, adapter, part)
     module.eval()
+    if part and ranks:
+        install(module, part, ranks)
     use_few_row_kernels(module)
     _read(module, progress)
     return loaded
 
 
+def _part(checkpoint: Checkpoint, ranks: Ranks) -> Part:
+    sharding = checkpoint.architecture.sharding
+    if sharding is None:
+        raise CheckpointError(
+            f"{checkpoint.folder}: models of type {checkpoint.model_type} cannot be shared by several ranks yet; "
+            "run it on one machine"
+        )
+    return sharding(checkpoint.text_config, ranks.rank, ranks.size)
+
+
 def _fill(
-    module: Any, checkpoint: Checkpoint, with_head: bool, dtype: mx.Dtype | None, adapter: Adapter | None
+    module: Any,
+    checkpoint: Checkpoint,
+    with_head: bool,
+    dtype: mx.Dtype | None,
+    adapter: Adapter | None,
+    part: Part | None,
 ) -> LoadedModel:
     """Give a module its weights, not read yet. Nobody else has them: those that are put together are held once."""
     placed = Placed(checkpoint, adapter, dtype) if adapter else None
     weights = {
-        name: stored_as(checkpoint, name, tensor, dtype)
+        name: stored_as(checkpoint, name, part_of(name, tensor, part.cut(name)) if part else tensor, dtype)
         for name, tensor in (placed.tensors if placed else checkpoint.mapped_anew()).items()
         if with_head or not name.startswith(HEAD)
     }

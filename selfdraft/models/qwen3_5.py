@@ -20,15 +20,19 @@ from mlx_lm.models.qwen3_next import Qwen3NextMLP
 from ..errors import CheckpointError
 from ..state import Captured, CapturedLayer, KeyValues, KeyValueShape, RecurrentState, RowState, StateShape, stacked
 from .base import Architecture, register
+from .block_part import qwen3_5_part
 from .config import positive_number, whole_number
 from .draft_projection import Projecting
 from .few_rows import Entrance, GatedMLP, Normed, joined
 from .few_tokens import FewTokens
 from .layers import AttentionArgs, DeltaArgs, GatedAttention, GatedDeltaNet
+from .multimodal_rope import Rotation, multimodal_rope
+from .spliced import Spliced
 from .transformer import RECURRENT_DEPTH
 
-__all__ = ["Experts", "Qwen35", "Qwen35Args", "assemble", "canonical", "zero_centred"]
+__all__ = ["Experts", "Qwen35", "Qwen35Args", "assemble", "canonical", "tower", "zero_centred"]
 
+_TOWER = re.compile(r"(model\.)?(visual|vision_tower|vision_model)\.")
 _WHOLE_NUMBERS = (
     "vocab_size",
     "hidden_size",
@@ -180,9 +184,11 @@ class DecoderLayer(nn.Module):
         if (whole := joined([self.mlp.gate_proj, self.mlp.up_proj])) is not None:
             self.mlp = GatedMLP(whole, self.mlp.down_proj)
 
-    def attend(self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int]) -> mx.array:
+    def attend(
+        self, x: mx.array, rows: Sequence[KeyValues], offsets: Sequence[int], positions: Sequence[int] | Rotation
+    ) -> mx.array:
         """A full-attention layer."""
-        return self._finish(self.self_attn(self.input_layernorm(x), rows, offsets, x))
+        return self._finish(self.self_attn(self.input_layernorm(x), rows, offsets, positions, x))
 
     def recur(self, x: mx.array, state: RecurrentState, keep_steps: bool) -> tuple[mx.array, CapturedLayer]:
         """A GatedDeltaNet layer."""
@@ -200,6 +206,7 @@ class DecoderLayer(nn.Module):
         normed: Normed,
         buffers: Sequence[tuple[mx.array, mx.array]],
         starts: mx.array,
+        rope_deltas: mx.array,
         ends: mx.array,
         following: Entrance | None,
     ) -> tuple[mx.array, Normed | None]:
@@ -211,7 +218,8 @@ class DecoderLayer(nn.Module):
         Returns:
             The output, and that behind the norm that follows.
         """
-        return self._finish_few(*self.self_attn.few(normed, buffers, starts, ends, x, self._middle), following)
+        mixed = self.self_attn.few(normed, buffers, starts, rope_deltas, ends, x, self._middle)
+        return self._finish_few(*mixed, following)
 
     def recur_few(
         self, x: mx.array, normed: Normed, state: RecurrentState, counts: mx.array, following: Entrance | None
@@ -247,6 +255,8 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
         self.layers = [DecoderLayer(args, kind, index) for index, kind in enumerate(args.layer_types)]
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.norm_eps)
+        rope = args.attention
+        self.multimodal_rope = multimodal_rope(rope.rope_dims, rope.rope_theta, rope.rope_scaling)
         self._few: FewTokens | None = None
 
     def join(self) -> None:
@@ -259,26 +269,42 @@ class Trunk(nn.Module):
         return self._few is not None and self._few.fits(shape, stacked(rows), self.norm.weight.dtype)
 
     def __call__(
-        self, tokens: mx.array, rows: Sequence[RowState], keep_steps: bool, **unread: Any
+        self, tokens: mx.array, rows: Sequence[RowState], keep_steps: bool, spliced: Spliced | None, **unread: Any
     ) -> tuple[mx.array, Captured]:
         offsets = [row.length for row in rows]
         captured, states = Captured(), stacked(rows)
         dtype = self.norm.weight.dtype
-        if keep_steps and self._few and self._few.fits(tokens.shape, states, dtype):
+        if keep_steps and spliced is None and self._few and self._few.fits(tokens.shape, states, dtype):
             buffers = list(zip(*(row.attention for row in rows), strict=True))
-            out, captured.layers = self._few([tokens], states, buffers, offsets, tokens.shape[1], dtype, **unread)
+            places = offsets, [row.rope_delta for row in rows]
+            out, captured.layers = self._few([tokens], states, buffers, *places, tokens.shape[1], dtype, **unread)
             return out, captured
         assert not unread, "only kernels take lengths that the host does not know"
-        x = self.embed_tokens(tokens)
+        x = self.embedded(tokens, spliced)
+        positions = self.positions(rows, offsets, spliced)
         attention = 0
         for layer in self.layers:
             if "linear_attn" in layer:
                 x, kept = layer.recur(x, states[len(captured.layers)], keep_steps)
                 captured.layers.append(kept)
             else:
-                x = layer.attend(x, [row.attention[attention] for row in rows], offsets)
+                x = layer.attend(x, [row.attention[attention] for row in rows], offsets, positions)
                 attention += 1
         return self.norm(x), captured
+
+    def embedded(self, tokens: mx.array, spliced: Spliced | None) -> mx.array:
+        """Embeddings [B, T, H] of tokens, with what is spliced into them."""
+        x: mx.array = self.embed_tokens(tokens)
+        return x if spliced is None else spliced.into(x)
+
+    def positions(
+        self, rows: Sequence[RowState], offsets: Sequence[int], spliced: Spliced | None
+    ) -> Sequence[int] | Rotation:
+        """Rotary positions, as `GatedAttention` takes them, of tokens whose entries begin at `offsets`."""
+        if spliced is not None:
+            assert self.multimodal_rope is not None
+            return self.multimodal_rope.at(spliced.positions)
+        return [offset + row.rope_delta for row, offset in zip(rows, offsets, strict=True)]
 
 
 class Head(nn.Module):
@@ -307,17 +333,20 @@ class Head(nn.Module):
         hidden: mx.array,
         rows: Sequence[RowState],
         offsets: Sequence[int],
+        positions: Sequence[int] | Rotation,
         **unread: Any,
     ) -> mx.array:
         dtype = self.norm.weight.dtype
         alike = embeddings.dtype == hidden.dtype == dtype
-        if self._few and alike and self._few.fits(embeddings.shape[:2], (), dtype):
+        plain = not isinstance(positions, Rotation)
+        if self._few and plain and alike and self._few.fits(embeddings.shape[:2], (), dtype):
             buffers = list(zip(*(row.head for row in rows), strict=True))
-            return self._few([embeddings, hidden], (), buffers, offsets, embeddings.shape[1], dtype, **unread)[0]
+            places = offsets, [row.rope_delta for row in rows]
+            return self._few([embeddings, hidden], (), buffers, *places, embeddings.shape[1], dtype, **unread)[0]
         assert not unread, "only kernels take offsets that the host does not know"
         x = self._pairs(embeddings, hidden)
         for index, layer in enumerate(self.layers):
-            x = layer.attend(x, [row.head[index] for row in rows], offsets)
+            x = layer.attend(x, [row.head[index] for row in rows], offsets, positions)
         out: mx.array = self.norm(x)
         return out
 
@@ -371,9 +400,15 @@ class Qwen35(Projecting, nn.Module):
         )
 
     def forward(
-        self, tokens: mx.array, rows: Sequence[RowState], *, keep_steps: bool, **unread: Any
+        self,
+        tokens: mx.array,
+        rows: Sequence[RowState],
+        *,
+        keep_steps: bool,
+        spliced: Spliced | None = None,
+        **unread: Any,
     ) -> tuple[mx.array, Captured]:
-        hidden, captured = self.model(tokens, rows, keep_steps, **unread)
+        hidden, captured = self.model(tokens, rows, keep_steps, spliced, **unread)
         return hidden, captured
 
     def runs_ahead(self, rows: Sequence[RowState], tokens: int) -> bool:
@@ -381,6 +416,11 @@ class Qwen35(Projecting, nn.Module):
         if self.max_depth == 0 or self.mtp.norm.weight.dtype != self.model.norm.weight.dtype:
             return False
         return self.model.takes(rows, tokens) and self.mtp.takes(rows, tokens)
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether `forward` and `draft` take `spliced`."""
+        return self.model.multimodal_rope is not None
 
     def output_layer(self) -> Any:
         return self.model.embed_tokens if self.args.tied else self.lm_head
@@ -392,15 +432,17 @@ class Qwen35(Projecting, nn.Module):
         rows: Sequence[RowState],
         offsets: Sequence[int],
         step: int = 0,
+        spliced: Spliced | None = None,
         **unread: Any,
     ) -> mx.array:
-        out: mx.array = self.mtp(self.model.embed_tokens(tokens), hidden, rows, offsets, **unread)
+        positions = self.model.positions(rows, offsets, spliced)
+        out: mx.array = self.mtp(self.model.embedded(tokens, spliced), hidden, rows, offsets, positions, **unread)
         return out
 
 
 def canonical(name: str, _: Mapping[str, Any]) -> str | None:
     """Our name of a checkpoint's tensor; None for the parts of a multimodal checkpoint that are not text."""
-    if re.match(r"(model\.)?(visual|vision_tower|vision_model)\.", name):
+    if _TOWER.match(name):
         return None
     name = re.sub(r"^(model\.language_model|language_model\.model)\.(?=mtp\.)", "", name)
     name = re.sub(r"^(model|language_model)\.(?=mtp\.)", "", name)
@@ -408,6 +450,12 @@ def canonical(name: str, _: Mapping[str, Any]) -> str | None:
         return name
     name = re.sub(r"^(model\.language_model|language_model\.model)\.", "model.", name)
     return re.sub(r"^language_model\.(?=lm_head\.)", "", name)
+
+
+def tower(name: str) -> str | None:
+    """mlx-vlm's name of a vision tower's tensor; None for any other."""
+    found = _TOWER.match(name)
+    return name[found.end() :] if found else None
 
 
 def zero_centred(name: str) -> bool:
@@ -431,7 +479,9 @@ register(
         build=lambda config, with_head: Qwen35(Qwen35Args.from_config(config), with_head),
         canonical=canonical,
         verified="trunk: transformers; head: its published formula on transformers' layers; a trained checkpoint",
+        tower=tower,
         assemble=assemble,
         zero_centred=zero_centred,
+        sharding=qwen3_5_part,
     )
 )

@@ -16,9 +16,10 @@ from mlx_lm.models.qwen3_next import Qwen3NextSparseMoeBlock
 
 from ..errors import CheckpointError
 from .base import Architecture, register
+from .block_part import qwen3_5_part
 from .config import whole_number
 from .experts import stack_experts
-from .qwen3_5 import Experts, Qwen35, Qwen35Args, assemble, canonical, zero_centred
+from .qwen3_5 import Experts, Qwen35, Qwen35Args, assemble, canonical, tower, zero_centred
 
 __all__ = ["sparse_mlp"]
 
@@ -79,7 +80,9 @@ register(
         build=_build,
         canonical=canonical,
         verified="trunk: transformers; head: its published formula on transformers' layers; random weights",
+        tower=tower,
         assemble=_assemble,
         zero_centred=zero_centred,
+        sharding=qwen3_5_part,
     )
 )

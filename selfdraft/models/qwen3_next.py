@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from ..errors import CheckpointError
 from .base import Architecture, register
+from .block_part import qwen3_5_part
 from .config import whole_number
 from .experts import stack_experts
 from .qwen3_5 import Experts, Qwen35, Qwen35Args, assemble, canonical, zero_centred
@@ -80,5 +81,6 @@ register(
         verified="trunk: transformers; head: its published formula on transformers' layers; random weights",
         assemble=_assemble,
         zero_centred=zero_centred,
+        sharding=qwen3_5_part,
     )
 )

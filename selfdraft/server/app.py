@@ -31,6 +31,7 @@ from .endpoints import ChatEndpoint, CompletionEndpoint, Endpoint
 from .errors import HttpError
 from .metrics import Metrics
 from .openapi import described
+from .pictures import Pictures
 from .registry import DEFAULT, Registry
 from .security import Gate
 from .service import EngineService
@@ -76,7 +77,7 @@ def create_app(service: EngineService, registry: Registry, settings: ServerSetti
             Middleware(Gate, access=access, refuse=_error),
         ],
     )
-    chats, completions = Chats(service), Completions(service)
+    chats, completions = Chats(service, Pictures(settings)), Completions(service)
     _add_errors(app)
     for endpoint in _endpoints(chats, completions):
         endpoint.mount(app, registry, settings.keepalive)
@@ -191,6 +192,11 @@ def _add_models(app: FastAPI, service: EngineService, registry: Registry) -> Non
             "max_input_tokens": llm.context_length,
             "max_output_tokens": llm.defaults["max_tokens"],
             "max_depth": llm.max_depth,
+            "architecture": {
+                "input_modalities": ["text", "image"] if llm.vision else ["text"],
+                "output_modalities": ["text"],
+            },
+            "capabilities": {"image_input": {"supported": llm.vision}},
             "adapter": llm.adapter.describe() if llm.adapter else None,
         }
 
@@ -216,9 +222,8 @@ def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats:
     async def count(request: Request) -> dict[str, object]:
         asked = read(anthropic_messages.CountRequest, await request.body())
         registry.resolve(asked.model)
-        return anthropic_messages.count_body(
-            await chats.count(replace(anthropic_messages.to_job(asked), scope=request.state.owner))
-        )
+        job = replace(anthropic_messages.to_job(asked), scope=request.state.owner)
+        return anthropic_messages.count_body(len(await chats.tokens(job)))
 
     @app.post(
         "/tokenize",
@@ -233,7 +238,7 @@ def _add_tokens(app: FastAPI, service: EngineService, registry: Registry, chats:
         llm = service.llm
         if asked.messages:
             job = replace(openai_chat.to_job(asked), scope=request.state.owner)
-            tokens = (await asyncio.to_thread(chats.prompt, job, answered=False)).tokens
+            tokens = list(await chats.tokens(job))
         else:
             tokens = await asyncio.to_thread(llm.tokenizer.encode, asked.prompt or "", special=True)
             bos = llm.tokenizer.bos_id

@@ -25,6 +25,7 @@ from ..text.reply.events import ReplyEvent, ToolEnd, merged
 from ..text.reply.formats import THINK, THINK_END
 from ..text.thinking import ThinkingBudget
 from .jobs import ChatJob, Choice, Finished, JobEvent, OutputFormat
+from .pictures import Pictures
 from .running import Answers
 from .service import EngineService
 
@@ -32,10 +33,15 @@ __all__ = ["Chats", "output_grammar"]
 
 
 class Chats:
-    """Answers chat jobs with the model of a service."""
+    """Answers chat jobs with the model of a service.
 
-    def __init__(self, service: EngineService) -> None:
+    Args:
+        pictures: reads the images of jobs.
+    """
+
+    def __init__(self, service: EngineService, pictures: Pictures) -> None:
         self._service = service
+        self._pictures = pictures
 
     async def start(self, job: ChatJob) -> Answers:
         """Check a job and queue its answers.
@@ -44,15 +50,21 @@ class Chats:
             SelfdraftError: it is refused.
         """
         self._service.check_room(job.n)
+        job = await self._pictures.read(job, blind=self._service.llm.blind)
         prompted, answers, writers = await asyncio.to_thread(self._prepare, job)
         return Answers(self._service, self._service.submit(answers), writers, len(prompted.tokens))
 
-    async def count(self, job: ChatJob) -> int:
-        """How many tokens the prompt of a job has."""
-        return len((await asyncio.to_thread(self.prompt, job, answered=False)).tokens)
+    async def tokens(self, job: ChatJob) -> Sequence[int]:
+        """The prompt of a job that is not to be answered.
+
+        Raises:
+            InvalidRequest: no template, or one that refuses the messages; an image that is refused.
+        """
+        job = await self._pictures.read(job, blind=self._service.llm.blind)
+        return (await asyncio.to_thread(self.prompt, job, answered=False)).tokens
 
     def prompt(self, job: ChatJob, *, answered: bool = True) -> Prompted:
-        """Render and tokenise a job's messages.
+        """Render and tokenise the messages of a job whose images are read.
 
         Args:
             answered: see `Prompts.chat`.

@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import NoDecode
 
 from ..errors import InvalidRequest
+from ..images import MEGAPIXEL, ImageLimits
 from ..settings import Settings, checked
 from .instance import local_url
 from .security import Access, allowed_hosts, is_loopback
@@ -41,6 +42,11 @@ class ServerSettings(Settings):
         rows: answers that run side by side.
         queue: answers that wait for a place.
         max_body: most MiB of a request.
+        max_images: most images of a request, all its messages counted.
+        max_image_file: most MiB of an image's file.
+        max_image_pixels: most megapixels of an image.
+        max_request_pixels: most megapixels of all images of a request together.
+        remote_images: fetch images that a request names by a public http or https address.
         keepalive: seconds of silence before a comment is sent on a stream.
         drain: seconds that running answers may take after SIGTERM.
     """
@@ -64,6 +70,11 @@ class ServerSettings(Settings):
     rows: int = Field(default=16, ge=1, le=256)
     queue: int = Field(default=64, ge=0, le=4096)
     max_body: int = Field(default=32, ge=1, le=1024)
+    max_images: int = Field(default=64, ge=0, le=1024)
+    max_image_file: int = Field(default=20, ge=1, le=1024)
+    max_image_pixels: int = Field(default=50, ge=1, le=1000)
+    max_request_pixels: int = Field(default=200, ge=1, le=10000)
+    remote_images: bool = False
     keepalive: float = Field(default=3.0, gt=0, le=60)
     drain: float = Field(default=30.0, ge=0, le=3600)
 
@@ -89,6 +100,10 @@ class ServerSettings(Settings):
     def loopback(self) -> bool:
         """Whether only this machine can reach it."""
         return is_loopback(self.host)
+
+    def image_limits(self) -> ImageLimits:
+        """How large one image may be."""
+        return ImageLimits(self.max_image_file * _MIB, self.max_image_pixels * MEGAPIXEL)
 
     def access(self) -> Access:
         """The rules of the gate.

@@ -17,7 +17,7 @@ import psutil
 from ..errors import SelfdraftError
 from ..files import write_atomically
 
-__all__ = ["Instance", "find", "local_url", "noted", "stop"]
+__all__ = ["Instance", "ask_to_end", "find", "left_behind", "local_url", "noted", "stop"]
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,17 @@ def local_url(host: str, port: int) -> str:
 
 def find() -> Instance | None:
     """The server that was noted last, if it still runs; a stale note is removed."""
-    path = _path()
-    try:
-        instance = Instance(**json.loads(path.read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, TypeError):
-        instance = None
+    instance = _noted()
     if instance is not None and instance.alive:
         return instance
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(NotADirectoryError):
+        _path().unlink(missing_ok=True)
     return None
+
+
+def left_behind(instance: Instance) -> bool:
+    """Whether a server crashed: it is gone, and its note is still there. Only until somebody calls `find`."""
+    return not instance.alive and _noted() == instance
 
 
 @contextlib.contextmanager
@@ -89,11 +89,11 @@ def noted(host: str, port: int, model: str) -> Iterator[Instance]:
                 _path().unlink(missing_ok=True)
 
 
-def stop(instance: Instance, patience: float) -> None:
-    """Ask a server to end, and wait until it has.
+def ask_to_end(instance: Instance) -> None:
+    """Tell a server to end; answers that run may finish. One that is gone already is told nothing.
 
     Raises:
-        SelfdraftError: it is another user's, or still runs after `patience` seconds.
+        SelfdraftError: it is another user's.
     """
     try:
         os.kill(instance.pid, signal.SIGTERM)
@@ -103,6 +103,15 @@ def stop(instance: Instance, patience: float) -> None:
         raise SelfdraftError(
             f"the server (process {instance.pid}) is another user's: stop it as that user, or with sudo"
         ) from error
+
+
+def stop(instance: Instance, patience: float) -> None:
+    """Ask a server to end, and wait until it has.
+
+    Raises:
+        SelfdraftError: it is another user's, or still runs after `patience` seconds.
+    """
+    ask_to_end(instance)
     end = time.monotonic() + patience
     while instance.alive:
         if time.monotonic() > end:
@@ -111,6 +120,13 @@ def stop(instance: Instance, patience: float) -> None:
                 "run the command again to stop it at once"
             )
         time.sleep(0.05)
+
+
+def _noted() -> Instance | None:
+    try:
+        return Instance(**json.loads(_path().read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _write(instance: Instance) -> None:

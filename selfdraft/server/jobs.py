@@ -11,7 +11,7 @@ from ..prompts import LOCAL
 from ..results import Timings, TokenLogprob, Usage
 from ..text.reply.events import ReplyEvent
 
-__all__ = ["ChatJob", "Choice", "Finished", "JobEvent", "OutputFormat", "ToolChoice"]
+__all__ = ["ChatJob", "Choice", "Finished", "ImageSource", "JobEvent", "OutputFormat", "ToolChoice"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,19 @@ class OutputFormat:
     grammar: str | None = None
 
 
+@dataclass(frozen=True)
+class ImageSource:
+    """An image of a request, before it is read (see `pictures`).
+
+    Attributes:
+        url: a `data:` URL that holds it, or where it is to be fetched.
+        where: the path of its field, for messages.
+    """
+
+    url: str = field(repr=False)
+    where: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatJob:
     """A chat request in OpenAI's shapes, checked, with our own parameters.
@@ -43,6 +56,8 @@ class ChatJob:
     Attributes:
         messages: dicts of role system, user, assistant or tool; assistant ones may carry `reasoning_content` and
             `tool_calls` ({"id", "type": "function", "function": {"name", "arguments"}}), tool ones `tool_call_id`.
+            Content is a string or, where it holds images, a list of {"type": "text", "text"} and {"type": "image",
+            "image"}: an `ImageSource` first, a `Picture` once it is read.
         params: sampling, resolved later against the checkpoint's defaults.
         tools: function tools, {"type": "function", "function": {"name", "description", "parameters"}}.
         parallel_tool_calls: whether an answer may hold several calls.

@@ -115,6 +115,11 @@ class Server:
             self.service.stop()
             self._listener.close()
 
+    def fail(self, error: SelfdraftError) -> None:
+        """End now, with an error for everything that runs or waits; from any thread but the engine's, which hangs."""
+        self.service.fail(error)
+        self.stop()
+
     def stop(self) -> None:
         """Ask for the end, from any thread."""
         self._web.should_exit = True

@@ -75,6 +75,7 @@ class EngineService:
 
     Attributes:
         disk: warm prefixes on disk; None as long as there is no model.
+        beyond_repair: asked when the engine broke off: why nothing can be decoded any more, if that is so.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class EngineService:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._llm: LLM | None = None
         self.disk: DiskSessions | None = None
+        self.beyond_repair: Callable[[], SelfdraftError | None] = lambda: None
         self.metrics = metrics
         metrics.watch(lambda: self.session_figures)
         self.failure: BaseException | None = None
@@ -184,10 +186,16 @@ class EngineService:
         """Cancel what runs and waits, and end the thread."""
         self.drain()
         self._mailbox.put(lambda: self._drop([*self._waiting, *self._running]))
-        self._thread.join(10)  # a model that is still being loaded is not waited for any longer
+        # A model that is still being loaded is not waited for any longer, and a thread that hangs not at all.
+        self._thread.join(10 if self.failure is None else 1)
         if self.disk is not None:
             self.disk.close()
         self._give_fans_back()
+
+    def fail(self, error: SelfdraftError) -> None:
+        """End everything with an error, from another thread: the engine's waits for what never comes."""
+        self.failure = error
+        self._fail_all(error)
 
     @property
     def ready(self) -> bool:
@@ -257,6 +265,7 @@ class EngineService:
                 llm.engine.step()
             except Exception:  # its rows carry the error to their readers
                 log.exception("a step of the engine was broken off")
+                self._end_if_beyond_repair()
         self._hand_out()
         return not self._stopping or bool(self._running or self._waiting or not self._mailbox.empty())
 
@@ -327,6 +336,11 @@ class EngineService:
                 ticket.answer.settle()
             except Exception:
                 log.exception("the state behind an answer could not be kept; the next turn forwards its prompt again")
+                self._end_if_beyond_repair()
+
+    def _end_if_beyond_repair(self) -> None:
+        if (why := self.beyond_repair()) is not None:
+            raise why
 
     def _make_room(self, newcomer: int = 0) -> None:
         """Have warm prefixes give way to rows, and to the bytes of one that joins."""
@@ -377,6 +391,7 @@ class EngineService:
 
     def _fail_all(self, error: BaseException) -> None:
         failed = SelfdraftError(f"the engine broke down ({type(error).__name__}: {error}); restart the server")
+        failed = error if error is self.failure and isinstance(error, SelfdraftError) else failed
         with self._lock:
             self._stopping = True
         self._running, running = [], self._running  # what is in the mail is not for rows of an engine that is no more

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .bank import SessionBank
+    from .payload import Payload
     from .prompt_session import PromptSession
     from .transcripts import Transcripts
 
-__all__ = ["PromptSession", "SessionBank", "Transcripts"]
+__all__ = ["Payload", "PromptSession", "SessionBank", "Transcripts"]
 
-_MODULES = {"PromptSession": ".prompt_session", "SessionBank": ".bank", "Transcripts": ".transcripts"}
+_MODULES = {
+    "Payload": ".payload",
+    "PromptSession": ".prompt_session",
+    "SessionBank": ".bank",
+    "Transcripts": ".transcripts",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from ..engine import Boundary
 from ..state import RowState
 from .disk.store import Damaged, DiskStore, Record, Stored
-from .payload import Arrays, cut_moment, cut_span, join
+from .payload import Arrays, Payload
 from .tree import Ids, Node, longest, walk
 
 __all__ = ["BankFigures", "SessionBank"]
@@ -61,6 +61,7 @@ class SessionBank:
         limit: most bytes in memory.
         idle: seconds without use after which a boundary leaves memory.
         clock: monotonic time in seconds.
+        payload: how boundaries are taken apart and put together.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class SessionBank:
         *,
         idle: float = _IDLE,
         clock: Callable[[], float] = time.monotonic,
+        payload: Payload | None = None,
     ) -> None:
         self._new_state = new_state
+        self._payload = payload or Payload()
         self._idle = idle
         self._clock = clock
         self._age = 0.0
@@ -136,8 +139,8 @@ class SessionBank:
             behind = self.root(scope)  # the row holds all of it
         node = Node(behind, ids[behind.end :], boundary.cuts, drafts=boundary.drafts)
         node.reply = reply
-        head = boundary.drafts
-        self._hold(node, cut_span(boundary, behind.end, head=head), cut_moment(boundary, head=head))
+        head, cut = boundary.drafts, self._payload
+        self._hold(node, cut.cut_span(boundary, behind.end, head=head), cut.cut_moment(boundary, head=head))
         self.figures.kept += 1
         self._store(scope, node)
         self._touch(node)
@@ -207,7 +210,7 @@ class SessionBank:
         self.figures.disk_hits += read
         spans = [each.span for each in node.path if each.span is not None]
         assert node.moment is not None
-        boundary = join(self._new_state(), spans, node.moment, node.cuts, head=head)
+        boundary = self._payload.join(self._new_state(), spans, node.moment, node.cuts, head=head)
         if read:
             self.shrink(self._room)
         return boundary

@@ -7,14 +7,15 @@ trunk's hidden. Both are flat, by name, as a file of tensors is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from ..engine import Boundary, Cut
 from ..state import HeadOutputs, KeyValues, RecurrentState, RowState
 
-__all__ = ["Arrays", "cut_moment", "cut_span", "expanded", "join", "nbytes", "quantised"]
+__all__ = ["Arrays", "Payload", "cut_moment", "cut_span", "expanded", "join", "nbytes", "quantised"]
 
 Arrays = Mapping[str, mx.array]
 
@@ -81,6 +82,15 @@ def join(empty: RowState, spans: Sequence[Arrays], moment: Arrays, cuts: tuple[C
         for index in range(len(state.recurrent))
     ]
     return Boundary(state, moment["hidden"], cuts)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """How boundaries are taken apart and put together: where several processes hold a row, all of them do it."""
+
+    cut_span: Callable[..., Arrays] = cut_span
+    cut_moment: Callable[..., Arrays] = cut_moment
+    join: Callable[..., Boundary] = join
 
 
 def nbytes(arrays: Arrays | None) -> int:

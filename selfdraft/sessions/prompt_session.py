@@ -19,7 +19,7 @@ class PromptSession:
     Args:
         bank: where boundaries are.
         scope: whose they are; other scopes neither see nor time them.
-        prompt: the request's tokens.
+        prompt: the request's tokens, or ids in their places by which it is told from prompts that only look the same.
         stops: lengths of it at which the next request may want to go on; what is out of range is ignored.
         on_reply: called with the tokens of prompt and answer once these are known to the bank.
     """
@@ -52,7 +52,8 @@ class PromptSession:
         """See `engine.Session`."""
         reply = len(tokens) > len(self._prompt)
         behind = self._node or self._bank.root(self._scope)
-        node = self._bank.keep(self._scope, behind, tokens, boundary, reply=reply)
+        ids = [*self._prompt[: len(tokens)].tolist(), *tokens[len(self._prompt) :]]
+        node = self._bank.keep(self._scope, behind, ids, boundary, reply=reply)
         if node is not None:
             self._move_to(node)
         if reply and self._on_reply:

@@ -145,14 +145,20 @@ class RowState:
     Attributes:
         shape: what it is made of.
         length: committed tokens: those whose trunk state is held. All tokens but the last, between cycles.
+        rope_delta: what is added to an entry's number for the rotary position of tokens that come next: not 0 behind
+            pictures alone.
         head_length: committed pairs (h_{i-1}, t_i) in the head's history; pair i sits at entry and position i-1.
         attention, head: KV buffers; entries past the lengths are leftovers that the next write replaces.
         head_outputs: of MTP modules that feed each other, if the head has several.
+        number: under which other ranks hold their parts of the row; 0 where there are none. A fork has it, too.
     """
+
+    number = 0
 
     def __init__(self, shape: StateShape) -> None:
         self.shape = shape
         self.length = 0
+        self.rope_delta = 0
         self.head_length = 0
         self.attention = [KeyValues(layer.window) for layer in shape.attention]
         self.head = [KeyValues(layer.window) for layer in shape.head]
@@ -187,9 +193,10 @@ class RowState:
         """An independent copy; arrays are shared until either side writes."""
         twin = RowState.__new__(RowState)
         twin.shape, twin.length, twin.head_length = self.shape, self.length, self.head_length
+        twin.rope_delta = self.rope_delta
         twin.attention = [layer.fork() for layer in self.attention]
         twin.head = [layer.fork() for layer in self.head]
-        twin.head_outputs = self.head_outputs
+        twin.head_outputs, twin.number = self.head_outputs, self.number
         twin.recurrence = list(self._held), self._row
         return twin
 

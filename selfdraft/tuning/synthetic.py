@@ -40,9 +40,11 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from ..errors import InvalidRequest
+from ..models.block_part import qwen3_5_part
 from ..models.few_rows import use_few_row_kernels
 from ..models.loader import LoadedModel, quantisation_of
 from ..models.qwen3_5 import Qwen35, Qwen35Args
+from ..models.sharding import Ranks, install, part_of
 
 __all__ = ["PUBLISHED_ACCEPTANCE", "SHAPES", "Planted", "Shape", "SyntheticModel", "synthetic", "tokens_per_cycle"]
 
@@ -232,6 +234,7 @@ def synthetic(
     acceptance: Sequence[float] = PUBLISHED_ACCEPTANCE,
     seed: int = 0,
     dtype: mx.Dtype = mx.bfloat16,
+    ranks: Ranks | None = None,
 ) -> SyntheticModel:
     """Build a synthetic model on the default device; no matrix exists unquantised at any time.
 
@@ -240,8 +243,10 @@ def synthetic(
         acceptance: conditional acceptance of positions 1, 2, ...; the last one holds for all deeper ones. Realised to
             half a token of the vocabulary.
         dtype: of scales, biases, norms and activations (bfloat16, float16 or float32).
+        ranks: build this rank's part alone; it is cut out of the whole, which is there for a moment.
 
     Raises:
+        CheckpointError: the ranks cannot share this shape.
         InvalidRequest: a shape that is not known or cannot carry the process, an acceptance outside [0, 1], none, or
             more than 8.
     """
@@ -253,11 +258,18 @@ def synthetic(
     nn.quantize(module, group_size=GROUP, bits=BITS)
     weights = _random_weights(dict(tree_flatten(module.parameters())), seed, dtype)
     weights.update(_planted_weights(plan, dtype))
+    part = qwen3_5_part(sizes.config(), ranks.rank, ranks.size) if ranks else None
+    if part:
+        weights = {name: part_of(name, tensor, part.cut(name)) for name, tensor in weights.items()}
+        module = Qwen35(Qwen35Args.from_config(part.config), True)
+        nn.quantize(module, group_size=GROUP, bits=BITS)
     module.load_weights(list(weights.items()), strict=True)
     nbytes = sum(tensor.nbytes for tensor in weights.values())
     weights.clear()  # those that are put together are held once
     module.eval()
     quantisation = quantisation_of(module)
+    if part and ranks:
+        install(module, part, ranks)
     use_few_row_kernels(module)
     mx.eval(module.parameters())
     shown = "/".join(f"{100 * rate:.1f}" for rate in acceptance)

@@ -79,6 +79,7 @@ def test_the_reference_model(report: Callable[..., dict[str, Any]], light: Comma
         "stored_dtype": "bfloat16",
         "quantisation": {"dense": body["quantisation"]["dense"]},
         "head": {"source": "embedded", "tensors": 15, "usable": True, "probed": False, "reason": ""},
+        "vision": {"tensors": 0, "nbytes": 0, "reason": "the checkpoint has no vision tower"},
         "adapter": None,
         "max_depth": 8,
         "sampling_defaults": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
@@ -97,6 +98,7 @@ def test_the_reference_model(report: Callable[..., dict[str, Any]], light: Comma
         f"verified on    {body['verified']}",
         "8 (6 linear attention, 2 full attention)",
         "embedded, 15 tensors; usable",
+        "vision tower   none: the checkpoint has no vision tower",
         body["runs"],
     ):
         assert words in text

@@ -17,6 +17,7 @@ from selfdraft.cli.wizard import StartSettings
 from selfdraft.server.config import ServerSettings, load_server_settings
 from selfdraft.settings import TABLES, Settings, load_settings, remember
 from selfdraft.settings_list import list_settings, unknown_variables
+from selfdraft.tray.choices import TraySettings
 
 from .conftest import Command
 
@@ -67,7 +68,8 @@ def test_every_setting_is_listed_once_with_its_meaning(light: Command, stored: P
     server = ServerSettings.model_fields.keys() - Settings.model_fields.keys()
     start = {f"start.{name}" for name in StartSettings.model_fields}
     models = {f"models.{name}" for name in ModelSettings.model_fields}
-    assert found.keys() == {*Settings.model_fields, *(f"server.{name}" for name in server), *start, *models}
+    tray = {f"tray.{name}" for name in TraySettings.model_fields}
+    assert found.keys() == {*Settings.model_fields, *(f"server.{name}" for name in server), *start, *models, *tray}
     for name, each in found.items():
         assert len(each["meaning"]) > 8, f"the docstring of its class says nothing of {name}"
         assert each["variable"].startswith("SELFDRAFT_")

@@ -32,6 +32,7 @@ class Case:
     keys: mx.array
     values: mx.array
     starts: list[int]
+    rope_deltas: list[int]
     heads: int
     capacities: Sequence[int] = ()  # of each row's buffers, where they are not all that there is
 
@@ -49,7 +50,8 @@ class Case:
         keys, values = (
             [mx.array(x[row : row + 1, :, :end]) for row, end in enumerate(ends)] for x in (self.keys, self.values)
         )
-        return [self.projected, *self.norms, self.frequencies, keys, values, mx.array(self.starts, mx.int32)]
+        places = [mx.array(each, mx.int32) for each in (self.starts, self.rope_deltas)]
+        return [self.projected, *self.norms, self.frequencies, keys, values, *places]
 
     def of_rows(self, rows: slice) -> Case:
         return replace(
@@ -58,6 +60,7 @@ class Case:
             keys=self.keys[rows],
             values=self.values[rows],
             starts=self.starts[rows],
+            rope_deltas=self.rope_deltas[rows],
             capacities=self.capacities[rows],
         )
 
@@ -92,10 +95,11 @@ class Case:
 
         for row, token in np.ndindex(rows, tokens):
             position, parts = self.starts[row] + token, projected[row, token].reshape(-1, size)
+            place = position + self.rope_deltas[row]
             for head in range(self.heads):
-                q[row, head, token] = turned(parts[2 * head], q_norm, position)
+                q[row, head, token] = turned(parts[2 * head], q_norm, place)
             for head in range(self.kv_heads if position < keys.shape[2] else 0):
-                keys[row, head, position] = turned(parts[2 * self.heads + head], k_norm, position)
+                keys[row, head, position] = turned(parts[2 * self.heads + head], k_norm, place)
                 values[row, head, position] = parts[2 * self.heads + self.kv_heads + head]
         return [q, keys, values]
 
@@ -109,6 +113,7 @@ def case(
     kv_heads: int = 1,
     half: int = 32,
     dtype: mx.Dtype = mx.bfloat16,
+    rope_deltas: Sequence[int] = (),
 ) -> Case:
     random = np.random.default_rng(size + tokens)
     rows = len(starts)
@@ -120,7 +125,7 @@ def case(
     norms = [normal(size), normal(size)]
     frequencies = mx.array((1e4 ** (-np.arange(half) / half)).astype(np.float32))
     keys, values = normal(2, rows, kv_heads, 50, size)
-    return Case(projected, norms, frequencies, keys, values, starts, heads)
+    return Case(projected, norms, frequencies, keys, values, starts, list(rope_deltas) or [0] * rows, heads)
 
 
 def on_host(*given: Any, heads: int, kv_heads: int, size: int, eps: float) -> mx.array:
@@ -139,10 +144,11 @@ def same_bits(a: mx.array, b: mx.array) -> bool:
     return bool(mx.array_equal(a.view(mx.uint8), b.view(mx.uint8)))
 
 
-# Half of a head rotated, a quarter, all of it; pairs in one lane and in two; positions to the end and behind it.
+# Half of a head rotated, a quarter, all of it; pairs in one lane and in two; positions to the end and behind it, and
+# rotary ones that are others, behind pictures.
 CASES = {
-    "fp32": case([0, 7], 64, tokens=2, half=8, dtype=mx.float32),
-    "bf16": case([50, 48, 30], 256, tokens=4, heads=6, kv_heads=2),
+    "fp32": case([0, 7], 64, tokens=2, half=8, dtype=mx.float32, rope_deltas=[0, -5]),
+    "bf16": case([50, 48, 30], 256, tokens=4, heads=6, kv_heads=2, rope_deltas=[-20, 0, -7]),
     "fp16, all rotated": case([5], 128, tokens=3, half=64, dtype=mx.float16),
 }
 
@@ -165,7 +171,8 @@ def test_what_is_rounded() -> None:
     given = CASES["bf16"]
     unturned = replace(given, frequencies=0 * given.frequencies).reference()[0]
     normalised = np.array(unturned.astype(mx.float32), np.float64)
-    half, positions = given.frequencies.size, np.array(given.starts)[:, None, None, None] + np.arange(4)[:, None]
+    first = np.array(given.starts) + np.array(given.rope_deltas)
+    half, positions = given.frequencies.size, first[:, None, None, None] + np.arange(4)[:, None]
     angles = (positions * np.array(given.frequencies)).astype(np.float32).astype(np.float64)
     pairs = (normalised[..., :half] + 1j * normalised[..., half : 2 * half]) * np.exp(1j * angles)
     expected = np.concatenate([pairs.real, pairs.imag, normalised[..., 2 * half :]], axis=-1)
@@ -228,7 +235,7 @@ def test_the_self_check_passes_here_and_tells_a_position_that_is_off(monkeypatch
     assert subject._error() <= CHECK.most
 
     def off(*given: Any, heads: int, kv_heads: int, size: int, eps: float) -> mx.array:
-        return on_host(*given[:-1], given[-1] + 1, heads=heads, kv_heads=kv_heads, size=size, eps=eps)
+        return on_host(*given[:-2], given[-2] + 1, given[-1], heads=heads, kv_heads=kv_heads, size=size, eps=eps)
 
     monkeypatch.setattr(subject, "attention_inputs", off)
     assert subject._error() > 8 * CHECK.most
@@ -263,6 +270,8 @@ def test_arguments_that_do_not_go_together(wrong: str) -> None:
         given.run()
     with pytest.raises(ValueError, match="does not take"):
         replace(CASES["fp32"], starts=[0]).run()
+    with pytest.raises(ValueError, match="does not take"):
+        replace(CASES["fp32"], rope_deltas=[0]).run()
 
 
 @pytest.mark.parametrize("places", [(4,), (5,), (4, 5)], ids=["keys", "values", "both"])

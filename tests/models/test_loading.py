@@ -117,10 +117,13 @@ def test_norms_are_told_by_their_values_when_the_convolution_says_otherwise(
 
 
 @pytest.mark.parametrize("prefix", ["model.visual.", "visual.", "vision_tower.", "model.vision_tower."])
-def test_vision_tensors_are_left_out_with_a_note(tmp_path: Path, model: Any, tensors: Tensors, prefix: str) -> None:
+def test_vision_tensors_are_told_apart(tmp_path: Path, model: Any, tensors: Tensors, prefix: str) -> None:
     vision = {f"{prefix}blocks.0.norm1.weight": mx.ones(4), f"{prefix}patch_embed.proj.weight": mx.ones((4, 3))}
     folder = save(tmp_path, renamed(tensors, multimodal) | vision)
-    assert classify(folder).notes == ["2 tensors of other modalities are left out: text only"]
+    checkpoint = classify(folder)
+    assert checkpoint.notes == []
+    assert checkpoint.tower().keys() == {"blocks.0.norm1.weight", "patch_embed.proj.weight"}
+    assert checkpoint.weight_bytes(None, tower=True) - checkpoint.weight_bytes(None) == 4 * (4 + 12)
     assert same_outputs(load_folder(folder).model, model)
 
 

@@ -44,6 +44,28 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the fixtures of pictures made anew."""
+    if not has_torch:
+        pytest.skip("needs torch and transformers")
+    folder = tmp_path_factory.mktemp("vision")
+    script = HERE / "make_vision_fixtures.py"
+    subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_pictures_are_regenerated(vision: Path, name: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    committed, made = (load_file(folder / f"{name}.safetensors") for folder in (FIXTURES / "vision", vision))
+    assert made.keys() == committed.keys()
+    for key, value in committed.items():
+        torch.testing.assert_close(made[key], value, rtol=0, atol=OUTPUT_TOLERANCE)
+
+
 @pytest.mark.parametrize("family", sorted(file.stem for file in (FIXTURES / "families").iterdir()))
 def test_families_are_regenerated(families: Path, family: str) -> None:
     import torch

@@ -32,6 +32,7 @@ class Backend:
         scripts: steps by the text of the last user message; other messages are answered with "You said: ...".
         health: status in /health: "ok", "loading" or "failed".
         key: the API key it asks for, if any.
+        vision: whether its model reads images.
         held: while true, a ("hold",) step waits.
         asked: bodies of the chat requests.
         cancelled: how many answers the client broke off.
@@ -41,6 +42,7 @@ class Backend:
         self.scripts: dict[str, list[Step]] = {}
         self.health = "ok"
         self.key: str | None = None
+        self.vision = False
         self.held = True
         self.asked: list[dict[str, Any]] = []
         self.cancelled = 0
@@ -57,7 +59,10 @@ class Backend:
         @app.get("/v1/models")
         async def models(request: Request) -> Response:
             model = {"id": "nano-mtp", "max_model_len": 4096, "max_output_tokens": 1024, "max_depth": 5}
-            return self.refusal(request) or JSONResponse({"data": [model]})
+            seen = ["text", "image"] if self.vision else ["text"]
+            return self.refusal(request) or JSONResponse(
+                {"data": [{**model, "architecture": {"input_modalities": seen}}]}
+            )
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
@@ -66,7 +71,7 @@ class Backend:
             if refusal:
                 return refusal
             self.asked.append(body)
-            said = body["messages"][-1]["content"]
+            said = said_in(body["messages"][-1]["content"])
             steps = self.scripts.get(said, [("text", f"You said: {said}")])
             if steps[0][0] == "refuse":
                 return JSONResponse({"error": {"message": steps[0][2]}}, status_code=steps[0][1])
@@ -104,6 +109,14 @@ class Backend:
             complete = True
         finally:
             self.cancelled += not complete
+
+
+def said_in(content: Any) -> str:
+    """The text of a content, and how many images stand before it."""
+    if isinstance(content, str):
+        return content
+    images = [part for part in content if part["type"] == "image_url"]
+    return " ".join([f"[{len(images)} images]", *(part["text"] for part in content if part["type"] == "text")])
 
 
 def piece(delta: dict[str, str]) -> str:

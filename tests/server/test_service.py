@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from selfdraft.errors import GroupBroken
 from selfdraft.llm import LLM
 from selfdraft.params import SamplingParams
 from selfdraft.results import Piece
@@ -71,6 +72,36 @@ def test_when_the_engine_ends_everyone_is_told(load_nano: Callable[[], LLM]) -> 
         assert within(5, lambda: not server.service.busy)
     assert all(isinstance(each, Exception) for each in told)
     assert len(told) == 2
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_cannot_be_decoded_any_more_ends_everyone_with_the_reason(
+    load_nano: Callable[[], LLM], hangs: bool
+) -> None:
+    """A step that is broken off and cannot be made up for; or one that never ends, told of from another thread."""
+    reason = GroupBroken("rank 1 ended")
+    inside, never = threading.Event(), threading.Event()
+
+    def on_prefill(done: int, total: int) -> None:
+        inside.set()
+        if hangs:
+            never.wait(30)
+        raise RuntimeError("a message that nobody sent")
+
+    async def scenario(service: EngineService) -> Piece | Exception:
+        service.beyond_repair = lambda: reason
+        answer = service.llm.answer([1, 2, 3], SamplingParams(max_tokens=4), on_prefill=on_prefill)
+        (ticket,) = service.submit([answer])
+        await asyncio.to_thread(inside.wait, 20)
+        if hangs:
+            service.fail(reason)
+        return (await asyncio.wait_for(ticket.received.get(), 5))[1]
+
+    with running(load_nano) as server:
+        told = asyncio.run(scenario(server.service))
+        assert not server.service.ready
+        never.set()
+    assert told is reason
 
 
 def test_an_idle_server_gives_spare_buffers_back_once(

@@ -15,9 +15,11 @@ import jsonschema
 import pytest
 
 from selfdraft.server.chat import Chats
+from selfdraft.server.config import load_server_settings
 from selfdraft.server.dialects import anthropic_messages, openai_chat, openai_responses
 from selfdraft.server.dialects.wire import Envelope, read
 from selfdraft.server.jobs import ChatJob, JobEvent, OutputFormat, ToolChoice
+from selfdraft.server.pictures import Pictures
 
 from .conftest import Running
 from .test_server import chat, streamed
@@ -78,7 +80,7 @@ def scripted(job: ChatJob, text: str) -> ChatJob:
 
 def answered(server: Running, job: ChatJob) -> list[JobEvent]:
     async def run() -> list[JobEvent]:
-        answers = await Chats(server.service).start(job)
+        answers = await Chats(server.service, Pictures(load_server_settings())).start(job)
         try:
             return [event async for events in answers.events() for event in events]
         finally:
@@ -372,7 +374,9 @@ def test_with_tools_a_format_holds_for_answers_without_calls(server: Running, bi
 
 def prompt(server: Running, job: ChatJob) -> str:
     llm = server.service.llm
-    return llm.tokenizer.decode(Chats(server.service).prompt(job).tokens, skip_special=False)
+    return llm.tokenizer.decode(
+        Chats(server.service, Pictures(load_server_settings())).prompt(job).tokens, skip_special=False
+    )
 
 
 def job_of(dialect: str, **fields: Any) -> ChatJob:
@@ -466,7 +470,7 @@ def test_images_in_results_are_refused_by_name(server: Running) -> None:
         body = {**bodies()["anthropic"][2], **anthropic_blocks({"content": [image]}, {})}
         refused = client.post("/v1/messages", json=body)
         assert refused.status_code == 400
-        assert "messages[2].content[0].content[0] is of type 'image'" in refused.json()["error"]["message"]
+        assert "messages[2].content[0].content[0] is an image, and this model" in refused.json()["error"]["message"]
 
 
 def test_before_templating(server: Running) -> None:

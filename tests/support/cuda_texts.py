@@ -66,7 +66,7 @@ def run_model(tokens: int, held: int, rows: int = 1) -> None:
     keys = [zeros(1, 4, 300 + row, 256) for row in range(rows)]
     norms = zeros(256), zeros(256), zeros(32, dtype=mx.float32)
     sizes: Any = {"heads": 24, "kv_heads": 4, "size": 256}
-    q = attention_inputs.attention_inputs(projected, *norms, keys, keys, at, **sizes, eps=1e-6)
+    q = attention_inputs.attention_inputs(projected, *norms, keys, keys, at, at, **sizes, eps=1e-6)
     few_query_attention.few_query_attention(q, keys, keys, at, scale=1 / 16, gate=projected)
 
     def matrix(rows: int, inputs: int) -> dict[str, Any]:

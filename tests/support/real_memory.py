@@ -37,7 +37,7 @@ class RealMemory:
 
     def _write(self, *given: Any, **sizes: Any) -> mx.array:
         heads: Any = [sizes[name] for name in ("heads", "kv_heads", "size")]
-        attention_inputs._prepared(given[0], given[1:4], *given[4:7], *heads)  # its checks
+        attention_inputs._prepared(given[0], given[1:4], *given[4:6], given[6:8], *heads)  # its checks
         q, *new = attention_inputs.attention_inputs_reference(*given, **sizes)
         mx.eval(q, new)
         for buffers, written in zip(given[4:6], new, strict=True):

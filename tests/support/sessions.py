@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from selfdraft.engine import Boundary, Cut
+from selfdraft.engine import Boundary, Cut, Inputs
 from selfdraft.models.base import Model
 from selfdraft.sessions import PromptSession, SessionBank
 from selfdraft.state import RowState
@@ -20,41 +20,63 @@ Known = dict[tuple[tuple[int, ...], tuple[Cut, ...], bool], tuple[RowState, mx.a
 
 
 def replay(
-    model: Model, tokens: Sequence[int], cuts: Sequence[Cut], *, head: bool, known: Known | None = None
+    model: Model,
+    tokens: Sequence[int],
+    cuts: Sequence[Cut],
+    *,
+    head: bool,
+    known: Known | None = None,
+    inputs: Inputs | None = None,
 ) -> Boundary:
     """Forward tokens from nothing, with the cuts of a boundary; the head is primed pair by pair.
 
     Args:
         known: replays of this model, which go on from one another where they begin alike.
+        inputs: what the tokens have beside ids, made ready.
     """
     known = {} if known is None else known
     state, last = model.new_state(), mx.zeros((1, 0))
     for count, cut in enumerate(cuts, start=1):
         key = tuple(tokens[: cut.end]), tuple(cuts[:count]), head
         if key not in known:
-            known[key] = _forward(model, tokens[: cut.end], state, last, chunk=cut.chunk, head=head)
+            known[key] = _forward(model, tokens[: cut.end], state, last, chunk=cut.chunk, head=head, inputs=inputs)
         before, last = known[key]
         state = before.fork()
     return Boundary(state, last, tuple(cuts))
 
 
 def _forward(
-    model: Model, tokens: Sequence[int], state: RowState, last: mx.array, *, chunk: bool, head: bool
+    model: Model,
+    tokens: Sequence[int],
+    state: RowState,
+    last: mx.array,
+    *,
+    chunk: bool,
+    head: bool,
+    inputs: Inputs | None,
 ) -> tuple[RowState, mx.array]:
     """Go on behind a state, the hidden of whose last token is given."""
     begin, hiddens = state.length, [last[:, None]] if state.length else []
     width = len(tokens) - begin if chunk else 1
     for start in range(begin, len(tokens), width):
-        hidden, captured = model.forward(mx.array([list(tokens[start : start + width])]), [state], keep_steps=not chunk)
+        ids, beside = mx.array([list(tokens[start : start + width])]), {}
+        if inputs is not None:
+            state.rope_delta, beside = inputs.rope_delta(start), inputs.trunk(start, start + width)
+        hidden, captured = model.forward(ids, [state], keep_steps=not chunk, **beside)
         captured.commit([state], [width])
         hiddens.append(hidden)
         mx.eval(hidden, state.arrays())
     hidden = mx.concatenate(hiddens, axis=1)
     if head:
         first = max(begin - 1, 0)
-        for entry in range(first, len(tokens) - 1):
-            pair = hidden[:, entry - first : entry - first + 1]
-            model.draft(mx.array([[tokens[entry + 1]]]), pair, [state], [entry])
+        # Beside pictures positions are turned by other operations: as wide as a prefill does it, then.
+        pairs = len(tokens) - 1 - first if chunk and inputs is not None else 1
+        for entry in range(first, len(tokens) - 1, max(pairs, 1)):
+            ids, beside = mx.array([list(tokens[entry + 1 : entry + 1 + pairs])]), {}
+            if inputs is not None:
+                state.rope_delta = inputs.rope_delta(entry + 1)
+                beside = inputs.head(entry + 1, entry + 1 + pairs)
+            model.draft(ids, hidden[:, entry - first : entry - first + pairs], [state], [entry], **beside)
         state.head_length = len(tokens) - 1
         mx.eval(state.arrays())
     return state, hidden[:, -1]

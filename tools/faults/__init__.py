@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .adapters import FAULTS as ADAPTERS
 from .disk import FAULTS as DISK
+from .distributed import FAULTS as DISTRIBUTED
 from .docs import FAULTS as DOCS
 from .doctor import FAULTS as DOCTOR
 from .engine import FAULTS as ENGINE
@@ -13,22 +14,28 @@ from .forge import FAULTS as FORGE
 from .forge_head import FAULTS as FORGE_HEAD
 from .hub import FAULTS as HUB
 from .hybrids import FAULTS as HYBRIDS
+from .images import FAULTS as IMAGES
 from .kernels import FAULTS as KERNELS
 from .memory import FAULTS as MEMORY
 from .models import FAULTS as MODELS
 from .modules import FAULTS as MODULES
+from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .tray import FAULTS as TRAY
 from .tuning import FAULTS as TUNING
+from .vision import FAULTS as VISION
 
 __all__ = ["FAULTS", "Fault"]
 
 FAULTS = [
     *ENGINE,
     *SERVER,
+    *IMAGES,
     *SESSIONS,
     *DISK,
+    *DISTRIBUTED,
     *KERNELS,
     *PRODUCTS,
     *MODELS,
@@ -41,6 +48,9 @@ FAULTS = [
     *FANS,
     *FORGE,
     *FORGE_HEAD,
+    *VISION,
+    *PACKAGING,
+    *TRAY,
     *ADAPTERS,
     *DOCS,
 ]

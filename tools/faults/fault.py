@@ -13,7 +13,7 @@ class Fault:
 
     Attributes:
         name: what is broken.
-        path: file under selfdraft/.
+        path: file, from selfdraft/ on; ../tools/release/ has programs with rules of their own.
         right, wrong: the text as it is (it must occur exactly once) and the fault.
         tests: pytest arguments.
     """

@@ -2,8 +2,9 @@
 // to where attention reads it. A head's arithmetic hangs on nothing but its own numbers and its position.
 //
 //   projected [rows, tokens, N]: query and gate of every head side by side, keys of all kv heads, their values;
-//   q_norm, k_norm [SIZE], inverse_frequencies [HALF], starts [rows], eps [1]
-//   -> keys, values [1, KV_HEADS, capacity, SIZE] of each row at starts[row] + token, in place;
+//   q_norm, k_norm [SIZE], inverse_frequencies [HALF], starts, rope_deltas [rows], eps [1]
+//   -> keys, values [1, KV_HEADS, capacity, SIZE] of each row at starts[row] + token, in place, rotated by rope_deltas[row]
+//      positions more;
 //      q [rows, HEADS, tokens, SIZE]
 //
 // Threadgroups: (HEADS + 2 KV_HEADS, tokens, rows) of 32 threads.
@@ -52,7 +53,7 @@ UNROLL for (int i = 0; i < EACH; ++i) {
   float value = row[at];
   if (at < 2 * HALF) {
     const bool second = at >= HALF;
-    const float angle = float(position) * inverse_frequencies[second ? at - HALF : at];
+    const float angle = float(position + rope_deltas[group.z]) * inverse_frequencies[second ? at - HALF : at];
     const float other = row[second ? at - HALF : at + HALF] * SINE(angle);
     value = fma(value, COSINE(angle), second ? other : -other);
   }

@@ -1,4 +1,4 @@
-"""What content blocks of Anthropic's messages say in words. Knows the blocks; not how messages are put together.
+"""What content blocks of Anthropic's messages say and show. Knows the blocks; not how messages are put together.
 
 A conversation may have begun at Anthropic, whose own tools leave blocks in it that no local model can make. They stay
 in every later request, so what can be read of them is read, and the rest is left out: refused, they would end it.
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import limits
-from .conversation import part_text
+from .conversation import Piece, piece_of
 from .limits import at_most
 
-__all__ = ["block_text", "blocks_text", "foreign_text"]
+__all__ = ["block_pieces", "blocks_pieces", "foreign_text"]
 
 log = logging.getLogger(__name__)
 
@@ -22,50 +22,45 @@ log = logging.getLogger(__name__)
 _WORDS = ("title", "url", "source", "content", "text", "data", "stdout", "stderr", "error_code", "tool_references")
 
 
-def blocks_text(content: str | list[Any] | None, where: str, *, separator: str = "\n") -> str:
-    """The text of a content that is a string or a list of blocks.
-
-    Args:
-        content: what came.
-        where: the field's path, for messages.
-        separator: what stands between two blocks.
+def blocks_pieces(content: str | list[Any] | None, where: str) -> list[Piece]:
+    """The texts and images of a content that is a string or a list of blocks.
 
     Raises:
-        InvalidRequest: a block without text. RequestTooLarge: too many blocks.
+        InvalidRequest: a block that is neither. RequestTooLarge: too many blocks.
     """
     if content is None or isinstance(content, str):
-        return content or ""
+        return [content or ""]
     at_most(content, limits.MAX_PARTS, where, "blocks")
-    return separator.join(block_text(block, f"{where}[{n}]") for n, block in enumerate(content))
+    return [piece for n, block in enumerate(content) for piece in block_pieces(block, f"{where}[{n}]")]
 
 
-def block_text(block: object, where: str) -> str:
-    """The text of a block that a client wrote: text, a document, a search result, a change of the tools.
+def block_pieces(block: object, where: str) -> list[Piece]:
+    """What a block that a client wrote holds: text, an image, a document, a search result, a change of the tools.
 
     Raises:
-        InvalidRequest: an image, a document that is no text, or anything else.
+        InvalidRequest: a document that is no text, or anything else.
     """
     match block:
         case {"type": "document", "source": {"type": "text", "data": str(text)}, **rest}:
-            return _titled(rest, text)
+            return [*_title(rest), text]
         case {"type": "document", "source": {"type": "content", "content": str() | list() as content}, **rest}:
-            return _titled(rest, blocks_text(content, f"{where}.source.content"))
+            return [*_title(rest), *blocks_pieces(content, f"{where}.source.content")]
         case {"type": "search_result", "content": list(content), **rest}:
-            return _titled(rest, blocks_text(content, f"{where}.content"))
+            return [*_title(rest), *blocks_pieces(content, f"{where}.content")]
         case {"type": "tool_reference", "tool_name": str(name)} | {
             "type": "tool_addition",
             "tool": {"name": str(name)},
         }:
-            return f"{name} can be called now."  # its definition is among the tools
+            return [f"{name} can be called now."]  # its definition is among the tools
         case {"type": "tool_removal", "tool": {"name": str(name)}}:
-            return f"{name} cannot be called any more."
+            return [f"{name} cannot be called any more."]
         case _:
-            return part_text(block, where)
+            return [piece_of(block, where)]
 
 
-def _titled(given: Mapping[Any, Any], text: str) -> str:
+def _title(given: Mapping[Any, Any]) -> list[str]:
     about = [given.get(name) for name in ("title", "source", "context")]
-    return "\n".join([*(line for line in about if isinstance(line, str) and line), text])
+    return [line for line in about if isinstance(line, str) and line]
 
 
 def foreign_text(block: Mapping[str, Any], where: str) -> str:

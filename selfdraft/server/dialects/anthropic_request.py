@@ -8,8 +8,8 @@ from typing import Any, Literal
 from ...errors import InvalidRequest
 from ..jobs import ChatJob, OutputFormat, ToolChoice
 from . import limits
-from .anthropic_blocks import block_text, blocks_text, foreign_text
-from .conversation import Conversation, text_of
+from .anthropic_blocks import block_pieces, blocks_pieces, foreign_text
+from .conversation import Content, Conversation, Piece, joined, only_text, text_of
 from .limits import at_most
 from .sampling import Positive, SamplingFields, json_schema, output_format, thinking
 from .tools import called, chosen, function_tool, skip_tool
@@ -137,7 +137,7 @@ def to_job(request: CountRequest) -> ChatJob:
 def _add_message(conversation: Conversation, message: Message, where: str) -> None:
     content = message.content
     if message.role == "system":
-        conversation.system(blocks_text(content, where, separator="\n\n"))
+        conversation.system(only_text(blocks_pieces(content, where), "\n\n"))
     elif message.role == "assistant":
         conversation.assistant()  # an empty one is a turn, too
         _add_assistant(
@@ -164,17 +164,17 @@ def _add_assistant(conversation: Conversation, blocks: list[dict[str, Any]], whe
             case {"type": str(kind)} if kind not in ("text", "image"):
                 conversation.assistant(text=foreign_text(block, here))
             case _:
-                conversation.assistant(text=block_text(block, here))
+                conversation.assistant(text=only_text(block_pieces(block, here), "\n"))
 
 
 def _add_user(conversation: Conversation, blocks: list[dict[str, Any]], where: str) -> None:
     at_most(blocks, limits.MAX_PARTS, where, "blocks")
-    texts: list[str] = []
+    pieces: list[Piece] = []
 
     def flush() -> None:
-        if texts:
-            conversation.user("\n".join(texts))
-            texts.clear()
+        if pieces:
+            conversation.user(joined(pieces, "\n"))
+            pieces.clear()
 
     for n, block in enumerate(blocks):
         here = f"{where}[{n}]"
@@ -183,17 +183,20 @@ def _add_user(conversation: Conversation, blocks: list[dict[str, Any]], where: s
             call_id = _string(block.get("tool_use_id"), f"{here}.tool_use_id")
             conversation.tool(call_id, _tool_result(block, here))
         else:
-            texts.append(block_text(block, here))
+            pieces.extend(block_pieces(block, here))
     flush()
 
 
-def _tool_result(block: dict[str, Any], where: str) -> str:
+def _tool_result(block: dict[str, Any], where: str) -> Content:
     content = block.get("content")
     if content is not None and not isinstance(content, str | list):
         raise InvalidRequest(f"{where}.content must be a string or a list of blocks", param="messages")
-    text = blocks_text(content, f"{where}.content")
-    # Templates know no failed results; without a word the model would take it for a success.
-    return f"Error: {text}" if block.get("is_error") is True else text
+    pieces = blocks_pieces(content, f"{where}.content")
+    if block.get("is_error") is True:
+        # Templates know no failed results; without a word the model would take it for a success.
+        first, *rest = pieces or [""]
+        pieces = [f"Error: {first}", *rest] if isinstance(first, str) else ["Error: ", first, *rest]
+    return joined(pieces, "\n")
 
 
 def _string(value: object, where: str) -> str:

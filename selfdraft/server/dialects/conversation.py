@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from ...errors import InvalidRequest
+from ..jobs import ImageSource
 from . import limits
+from .images import image_source
 from .limits import at_most
 
-__all__ = ["Conversation", "is_open", "part_text", "results_in_order", "text_of"]
+__all__ = [
+    "Content",
+    "Conversation",
+    "Piece",
+    "content_of",
+    "is_open",
+    "joined",
+    "only_text",
+    "piece_of",
+    "results_in_order",
+    "text_of",
+]
+
+Piece = str | ImageSource
+
+Content = str | list[dict[str, Any]]
+"""Of a message: a string or, where there are images, parts in their order (see `ChatJob`)."""
 
 _TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal"})
 
@@ -26,13 +44,13 @@ class Conversation:
         if text.strip():
             self.messages.append({"role": "system", "content": text})
 
-    def user(self, text: str) -> None:
+    def user(self, content: Content) -> None:
         """A message of the user."""
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append({"role": "user", "content": content})
 
-    def tool(self, call_id: str, text: str) -> None:
+    def tool(self, call_id: str, content: Content) -> None:
         """The result of a call."""
-        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
 
     def assistant(self, *, text: str = "", reasoning: str = "", call: Mapping[str, Any] | None = None) -> None:
         """Some of an assistant's turn; text and reasoning that come in pieces are joined as they are."""
@@ -86,36 +104,84 @@ def _place(call_id: str, ids: Sequence[str]) -> int:
     return ids.index(call_id) if call_id in ids else len(ids)
 
 
-def text_of(content: str | Sequence[Any] | None, where: str, *, separator: str = "") -> str:
-    """The text of a content that is a string or a list of parts.
+def content_of(content: str | Sequence[Any] | None, where: str, *, separator: str = "") -> Content:
+    """The text and the images of a content that is a string or a list of parts.
 
     Args:
         content: what came.
         where: the field's path, for messages.
-        separator: what stands between two parts.
+        separator: what stands between two parts of text.
+
+    Raises:
+        InvalidRequest: a part that is neither. RequestTooLarge: too many parts.
+    """
+    return joined(_pieces(content, where), separator)
+
+
+def text_of(content: str | Sequence[Any] | None, where: str, *, separator: str = "") -> str:
+    """The same where no image may stand.
 
     Raises:
         InvalidRequest: a part that is no text. RequestTooLarge: too many parts.
     """
-    if content is None or isinstance(content, str):
-        return content or ""
-    at_most(content, limits.MAX_PARTS, where, "parts")
-    return separator.join(part_text(part, f"{where}[{n}]") for n, part in enumerate(content))
+    return only_text(_pieces(content, where), separator)
 
 
-def part_text(part: object, where: str) -> str:
-    """The text of one part of a content.
+def joined(pieces: Iterable[Piece], separator: str) -> Content:
+    """Pieces as one content, in their order; texts beside each other are one, with `separator` between them."""
+    parts: list[dict[str, Any]] = []
+    for is_image, run in groupby(pieces, key=lambda piece: isinstance(piece, ImageSource)):
+        if is_image:
+            parts += [{"type": "image", "image": image} for image in run]
+        else:
+            parts.append({"type": "text", "text": separator.join(map(str, run))})
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return str(parts[0]["text"]) if parts else ""
+
+
+def only_text(pieces: Iterable[Piece], separator: str) -> str:
+    """Pieces as one text, with `separator` between them.
 
     Raises:
-        InvalidRequest: it is no text.
+        InvalidRequest: one is an image.
+    """
+    texts: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, ImageSource):
+            raise InvalidRequest(
+                f"{piece.where} is an image, and images stand in messages of the user and in results of tools: move it "
+                "there",
+                param=piece.where.split("[")[0],
+            )
+        texts.append(piece)
+    return separator.join(texts)
+
+
+def _pieces(content: str | Sequence[Any] | None, where: str) -> list[Piece]:
+    if content is None or isinstance(content, str):
+        return [content or ""]
+    at_most(content, limits.MAX_PARTS, where, "parts")
+    return [piece_of(part, f"{where}[{n}]") for n, part in enumerate(content)]
+
+
+def piece_of(part: object, where: str) -> Piece:
+    """The text or the image of one part of a content.
+
+    Raises:
+        InvalidRequest: it is neither.
     """
     param = where.split("[")[0]
     if isinstance(part, str):
         return part
     if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str):
         raise InvalidRequest(f"{where} must be an object with a type, not {str(part)[:120]!r}", param=param)
+    if (image := image_source(part, where)) is not None:
+        return image
     if kind not in _TEXT_TYPES:
-        raise InvalidRequest(f"{where} is of type {kind!r}, and this model reads text only: leave it out", param=param)
+        raise InvalidRequest(
+            f"{where} is of type {kind!r}, and what is read here is text and images: leave it out", param=param
+        )
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise InvalidRequest(f"{where}.text must be a string, not {str(text)[:120]!r}", param=param)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from ...errors import (
     ContextOverflow,
+    GroupBroken,
+    ImageTooLarge,
     InvalidRequest,
     ModelNotFound,
     NonFiniteLogits,
@@ -41,10 +43,12 @@ class Failure:
 _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (ContextOverflow, 400, "context_length_exceeded"),
     (RequestTooLarge, 413, "request_too_large"),
+    (ImageTooLarge, 413, "image_too_large"),
     (InvalidRequest, 400, "invalid_request"),
     (ModelNotFound, 404, "model_not_found"),
     (QueueFull, 429, "rate_limit_exceeded"),
     (Loading, 503, "model_loading"),
+    (GroupBroken, 503, "group_broken"),
     (NonFiniteLogits, 500, "server_error"),
 )
 

@@ -14,7 +14,7 @@ from ...text.reply.events import Content, Reasoning, ReplyEvent, ToolArguments, 
 from ..jobs import ChatJob, Finished, JobEvent, ToolChoice
 from . import limits
 from .answers import Answer, Part, gather
-from .conversation import is_open, results_in_order, text_of
+from .conversation import content_of, is_open, results_in_order, text_of
 from .failures import describe
 from .limits import at_most
 from .openai_common import (
@@ -197,7 +197,8 @@ def _tool_choice(request: ChatPrompt) -> ToolChoice:
 
 def _message(message: Message, where: str) -> dict[str, Any]:
     role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
-    wire: dict[str, Any] = {"role": role, "content": text_of(message.content, f"{where}.content")}
+    read = content_of if role in ("user", "tool") else text_of
+    wire: dict[str, Any] = {"role": role, "content": read(message.content, f"{where}.content")}
     if role == "tool":  # in the old form, calls and their results have no id but the function's name
         wire["tool_call_id"] = (message.name if message.role == "function" else message.tool_call_id) or ""
     if role != "assistant":

@@ -10,7 +10,7 @@ from ...errors import InvalidRequest
 from ...params import MAX_LOGPROBS
 from ..jobs import ChatJob
 from . import limits
-from .conversation import Conversation, text_of
+from .conversation import Content, Conversation, content_of, text_of
 from .limits import at_most
 from .openai_common import allowed_tools, tool_choice
 from .sampling import Positive, SamplingFields, output_format, thinking
@@ -181,21 +181,29 @@ def _add_message(conversation: Conversation, item: dict[str, Any], where: str) -
     content = item.get("content")
     match item.get("role"):
         case "system" | "developer":
-            conversation.system(_content(content, f"{where}.content"))
+            conversation.system(_text(content, f"{where}.content", "\n"))
         case "user":
             conversation.user(_content(content, f"{where}.content"))
         case "assistant":
-            conversation.assistant(text=_content(content, f"{where}.content", separator=""))
+            conversation.assistant(text=_text(content, f"{where}.content", ""))
         case other:
             raise InvalidRequest(
                 f"{where}.role must be user, assistant, system or developer, not {other!r}", param="input"
             )
 
 
-def _content(content: object, where: str, *, separator: str = "\n") -> str:
+def _content(content: object, where: str) -> Content:
+    return content_of(_checked(content, where), where, separator="\n")
+
+
+def _text(content: object, where: str, separator: str) -> str:
+    return text_of(_checked(content, where), where, separator=separator)
+
+
+def _checked(content: object, where: str) -> str | list[Any] | None:
     if content is not None and not isinstance(content, str | list):
         raise InvalidRequest(f"{where} must be a string or a list, not {str(content)[:120]!r}", param="input")
-    return text_of(content, where, separator=separator)
+    return content
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:

@@ -1,8 +1,10 @@
 // The page put together: what each button and key does. Everything it knows is in the modules it imports.
 
+import { Attachments } from "./attach.js";
 import { Chats, isAnswering, titleOf } from "./chats.js";
 import { announce, byId, fitHeight, onEnter } from "./dom.js";
 import { Panel } from "./panel.js";
+import { keepOnly } from "./pictures.js";
 import { watchServer } from "./server.js";
 import { showChats } from "./sidebar.js";
 import { whenNotKept } from "./storage.js";
@@ -19,6 +21,7 @@ let phase = "";
 
 whenNotKept(() => notify("This browser cannot keep more: its storage is full or off. Deleting chats makes room."));
 const panel = new Panel();
+const attachments = new Attachments(refresh);
 const conversation = new Conversation({ edit, regenerate });
 const chats = new Chats(showCurrent, (chat) => running.has(chat));
 const sidebar = { open: openChat, rename: (chat, title) => chats.rename(chat, title), remove: removeChat };
@@ -35,8 +38,12 @@ function refresh() {
   showChats(chats, sidebar);
   byId("send").hidden = busy;
   byId("stop").hidden = !busy;
-  byId("send").disabled = phase !== "ready" || !input.value.trim();
+  byId("send").disabled = !isSendable();
   document.title = chats.current.messages.length ? `${titleOf(chats.current)} – Selfdraft` : "Selfdraft";
+}
+
+function isSendable() {
+  return phase === "ready" && Boolean(input.value.trim() || attachments.images.length);
 }
 
 function openChat(chat) {
@@ -54,12 +61,13 @@ function removeChat(chat) {
 
 async function send() {
   const text = input.value.trim();
-  if (!text || phase !== "ready" || running.has(chats.current) || isTaken(chats.current)) return;
+  if (!isSendable() || running.has(chats.current) || isTaken(chats.current)) return;
   if (!modelSelect.value) await lookAtServer(true);
   if (!modelSelect.value) return notify("The server names its model only to those who give its API key.");
+  const chat = chats.current;
   input.value = "";
   fitHeight(input);
-  say(chats.current, text);
+  say(chat, text, await attachments.take());
 }
 
 /** Two tabs that write one chat would each lose what the other wrote. */
@@ -69,8 +77,8 @@ function isTaken(chat) {
   return taken;
 }
 
-function say(chat, text) {
-  chat.messages.push({ role: "user", content: text, status: "done" });
+function say(chat, text, images = []) {
+  chat.messages.push({ role: "user", content: text, status: "done", ...(images.length && { images }) });
   reply(chat);
 }
 
@@ -107,7 +115,7 @@ function stop(chat) {
 function edit(message, text) {
   if (isTaken(chats.current)) return;
   cutBefore(message);
-  say(chats.current, text);
+  say(chats.current, text, message.images);
   input.focus();
 }
 
@@ -141,7 +149,11 @@ function showModels(models) {
   modelSelect.hidden = names.length < 2;
   byId("model-name").hidden = names.length > 1;
   byId("model-name").textContent = names[0] ?? "";
-  const limits = () => panel.setMaxDepth(models.find(({ id }) => id === modelSelect.value)?.max_depth);
+  const limits = () => {
+    const model = models.find(({ id }) => id === modelSelect.value);
+    panel.setMaxDepth(model?.max_depth);
+    attachments.allow(Boolean(model?.architecture?.input_modalities?.includes("image")));
+  };
   modelSelect.onchange = limits;
   limits();
 }
@@ -198,5 +210,6 @@ addEventListener("pagehide", () => {
 });
 
 showCurrent();
+keepOnly(chats.pictures());
 input.focus();
 const lookAtServer = watchServer(serverChanged);

@@ -60,6 +60,11 @@ export class Chats {
     };
   }
 
+  /** Ids of all pictures that are shown in them. */
+  pictures() {
+    return new Set(this.all.flatMap((chat) => chat.messages.flatMap(({ images }) => (images ?? []).map(({ id }) => id))));
+  }
+
   has(chat) {
     return this.all.includes(chat);
   }
@@ -86,12 +91,14 @@ function blank(system = "") {
   return { id: newId(), title: "", system, updated: Date.now(), messages: [] };
 }
 
-function newId() {
+/** An id that nothing else has. */
+export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 function firstLine(chat) {
-  const text = chat.messages.find((message) => message.role === "user")?.content.trim() ?? "";
+  const first = chat.messages.find((message) => message.role === "user");
+  const text = first?.content.trim() || first?.images?.[0]?.name || "";
   return text.split("\n")[0].slice(0, 80);
 }
 
@@ -108,6 +115,7 @@ function revived(chat, cutOff = "stopped") {
   const messages = chat.messages.filter(isMessage).map((message) => ({
     ...message,
     reasoning: typeof message.reasoning === "string" ? message.reasoning : "",
+    images: Array.isArray(message.images) ? message.images.filter(isImage) : undefined,
     status: STATUSES.includes(message.status) ? message.status : cutOff,
   }));
   return {
@@ -121,4 +129,8 @@ function revived(chat, cutOff = "stopped") {
 
 function isMessage(message) {
   return ["user", "assistant"].includes(message?.role) && typeof message.content === "string";
+}
+
+function isImage(image) {
+  return typeof image?.id === "string" && typeof image.name === "string";
 }

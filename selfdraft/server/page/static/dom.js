@@ -2,6 +2,7 @@
 
 const ICONS = {
   pencil: "M4 16l1-4 8-8 3 3-8 8zM11 6l3 3",
+  cross: "M6 6l8 8M14 6l-8 8",
   trash: "M4 6h12M8 6V4h4v2M6 6l1 10h6l1-10",
 };
 

@@ -3,6 +3,7 @@
 import { copy, el, fitHeight, onEnter, textButton } from "./dom.js";
 import { showFigures } from "./figures.js";
 import { markdownInto } from "./markdown.js";
+import { pictureOf } from "./pictures.js";
 
 const FIGURES_EVERY = 250; // milliseconds; faster than this nobody reads them
 const THOUGHTS_EVERY = 100;
@@ -12,12 +13,12 @@ export const messageView = (message, actions) =>
 
 function userView(message, actions) {
   const node = el("article", { className: "message user", "aria-label": "You" });
+  const pictures = el("div", { className: "pictures" }, ...(message.images ?? []).map(pictureView));
   const read = () => {
     const copyButton = textButton("Copy", () => copy(message.content, copyButton));
-    node.replaceChildren(
-      el("div", { className: "bubble", dir: "auto" }, message.content),
-      el("div", { className: "actions" }, copyButton, textButton("Edit", write)),
-    );
+    const said = message.content ? [el("div", { className: "bubble", dir: "auto" }, message.content)] : [];
+    const buttons = message.content ? [copyButton, textButton("Edit", write)] : [textButton("Edit", write)];
+    node.replaceChildren(pictures, ...said, el("div", { className: "actions" }, ...buttons));
   };
   const write = () => {
     const area = el("textarea", { value: message.content, className: "bubble", dir: "auto", "aria-label": "Edit message" });
@@ -25,7 +26,7 @@ function userView(message, actions) {
       read();
       node.querySelector(".actions button:last-child").focus();
     };
-    const send = () => area.value.trim() && actions.edit(message, area.value.trim());
+    const send = () => (area.value.trim() || message.images?.length) && actions.edit(message, area.value.trim());
     onEnter(area, send);
     area.addEventListener("input", () => fitHeight(area));
     area.addEventListener("keydown", (event) => {
@@ -34,12 +35,21 @@ function userView(message, actions) {
       cancel();
     });
     const buttons = el("div", { className: "actions" }, textButton("Cancel", cancel), textButton("Send", send, "primary"));
-    node.replaceChildren(area, buttons);
+    node.replaceChildren(pictures, area, buttons);
     fitHeight(area);
     area.focus();
   };
   read();
   return { node, update: () => Promise.resolve() };
+}
+
+function pictureView({ id, name }) {
+  const picture = el("img", { alt: name, title: name });
+  pictureOf(id).then((url) => {
+    if (url) picture.src = url;
+    else picture.replaceWith(el("span", { className: "gone" }, `${name} is not kept in this browser any more`));
+  });
+  return picture;
 }
 
 function answerView(message, actions) {

@@ -1,6 +1,7 @@
 // One answer from the server, piece by piece. Knows the wire (server-sent events, OpenAI's chunks), not the page.
 
 import { request, ServerError } from "./api.js";
+import { pictureOf } from "./pictures.js";
 
 /**
  * Asks for an answer to `chat` and writes it into `message` as it comes; calls `changed` after each piece.
@@ -8,7 +9,7 @@ import { request, ServerError } from "./api.js";
  */
 export async function answer(chat, message, options, signal, changed) {
   try {
-    const response = await request("/v1/chat/completions", { body: bodyFor(chat, message, options), signal });
+    const response = await request("/v1/chat/completions", { body: await bodyFor(chat, message, options), signal });
     await readInto(message, response, changed);
     message.status = "done";
   } catch (error) {
@@ -18,13 +19,15 @@ export async function answer(chat, message, options, signal, changed) {
   changed();
 }
 
-function bodyFor(chat, message, options) {
-  const before = chat.messages.slice(0, chat.messages.indexOf(message));
-  const said = before.filter(({ role, content }) => role === "user" || content).map(({ role, content, reasoning }) => ({
-    role,
-    content,
-    ...(reasoning && { reasoning_content: reasoning }),
-  }));
+async function bodyFor(chat, message, options) {
+  const before = chat.messages.slice(0, chat.messages.indexOf(message)).filter(({ role, content }) => role === "user" || content);
+  const said = await Promise.all(
+    before.map(async ({ role, content, images, reasoning }) => ({
+      role,
+      content: images?.length ? await withImages(images, content) : content,
+      ...(reasoning && { reasoning_content: reasoning }),
+    })),
+  );
   const system = chat.system.trim() ? [{ role: "system", content: chat.system }] : [];
   return {
     ...options,
@@ -33,6 +36,13 @@ function bodyFor(chat, message, options) {
     stream_options: { include_usage: true },
     timings_per_token: true,
   };
+}
+
+/** Images, those that are still there, and then the text. */
+async function withImages(images, text) {
+  const urls = (await Promise.all(images.map(({ id }) => pictureOf(id)))).filter(Boolean);
+  const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text || !parts.length ? [...parts, { type: "text", text }] : parts;
 }
 
 async function readInto(message, response, changed) {

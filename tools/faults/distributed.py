@@ -1,0 +1,113 @@
+"""Faults of several ranks: how a model is cut, what the others are told, who is one of them."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+__all__ = ["FAULTS"]
+
+RANKS, MEETING, FOLLOWING, SERVING = (
+    f"tests/distributed/{name}.py" for name in ("test_ranks", "test_meeting", "test_following", "test_serving")
+)
+SHARDING = "tests/models/test_sharding.py"
+
+FAULTS = [
+    Fault(
+        "channels of the delta rule cut in one piece",
+        "models/block_part.py",
+        "    for width in (keys, keys, values):\n",
+        "    for width in (2 * keys + values,):\n",
+        f"{RANKS} -k dense",
+    ),
+    Fault(
+        "a bias is added by every rank",
+        "models/sharding.py",
+        'if ranks.rank and "bias" in layer:',
+        "if ranks.rank < 0:",
+        f"{RANKS} -k biased",
+    ),
+    Fault(
+        "a rank embeds tokens of others",
+        "models/sharding.py",
+        "mx.logical_and(place >= 0, place < rows)",
+        "place < rows",
+        f"{RANKS} -k dense",
+    ),
+    Fault(
+        "ranks beyond the key/value heads take the first",
+        "models/sharding.py",
+        "(rank * heads // size, max(",
+        "(rank // size, max(",
+        SHARDING,
+    ),
+    Fault(
+        "a number of ranks that divides no heads is taken",
+        "models/sharding.py",
+        "if config[name] % size:",
+        "if config[name] < size:",
+        SHARDING,
+    ),
+    Fault(
+        "quantisation groups are cut through",
+        "models/sharding.py",
+        "if length % cut.units:",
+        "if length < 0:",
+        SHARDING,
+    ),
+    Fault(
+        "others are not told what stays of a forward",
+        "distributed/leading.py",
+        '        self._leader.tell(["commit", list(tokens)])\n',
+        "",
+        f"{RANKS} -k one_process",
+    ),
+    Fault(
+        "a cycle is started that may be dropped",
+        "distributed/leading.py",
+        "looks_ahead = False",
+        "looks_ahead = True",
+        f"{RANKS} -k one_process",
+    ),
+    Fault(
+        "other tokens go unnoticed",
+        "distributed/following.py",
+        "if mine != digest:",
+        "if mine < 0:",
+        FOLLOWING,
+    ),
+    Fault(
+        "what is dropped on rank 0 stays on others",
+        "distributed/following.py",
+        "        self._arrays.pop(number, None)\n",
+        "",
+        FOLLOWING,
+    ),
+    Fault(
+        "whoever connects is a rank",
+        "distributed/channel.py",
+        "if not secrets.compare_digest(str(presented), secret):",
+        "if not presented:",
+        MEETING,
+    ),
+    Fault(
+        "another model is a part all the same",
+        "distributed/facts.py",
+        "if other != value:",
+        "if other is None:",
+        MEETING,
+    ),
+    Fault(
+        "decoding goes on behind a forward that was broken off",
+        "server/service.py",
+        "        if (why := self.beyond_repair()) is not None:\n            raise why\n",
+        "        self.beyond_repair()\n",
+        "tests/server/test_service.py",
+    ),
+    Fault(
+        "clients are not told that a rank is lost",
+        "server/dialects/failures.py",
+        '    (GroupBroken, 503, "group_broken"),\n',
+        "",
+        f"{SERVING} -k killed",
+    ),
+]
