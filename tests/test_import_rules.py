@@ -164,6 +164,7 @@ ALLOWED = {
         "tray",
         "tuned",
         "tuning",
+        "vision",
         "__init__",
     },
     "__init__": {"device", "errors", "llm", "loading", "params", "results", "settings"},

@@ -129,8 +129,8 @@ FAULTS = [
     Fault(
         "an adapter's memory is not asked for",
         "llm.py",
-        "checkpoint.weight_bytes(dtype) + (adapter.nbytes if adapter else 0)",
-        "checkpoint.weight_bytes(dtype)",
+        "tower=not vision.reason) + (adapter.nbytes if adapter else 0)",
+        "tower=not vision.reason)",
         "tests/test_adapted_llm.py -k memory",
     ),
     Fault(
