@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .engine import SCORED_TOGETHER, Engine, Request
 from .errors import OutOfMemoryBudget
-from .memory import Allowance, free_memory, gibibytes
+from .memory import Allowance, Holdings, free_memory, gibibytes
 
 __all__ = ["MemoryBudget", "Need", "together"]
 
@@ -47,17 +47,20 @@ class MemoryBudget:
 
     Args:
         engine: says how large a row's buffers are made, and how long its chunks are.
-        granted: what the model may use.
-
-    Attributes:
-        total: bytes for rows, warm prefixes and working memory.
+        granted: what it may use, together with other models.
+        beside: what the others hold now.
     """
 
-    def __init__(self, engine: Engine, granted: Allowance) -> None:
+    def __init__(self, engine: Engine, granted: Allowance, beside: Callable[[], Holdings] = Holdings) -> None:
         self.granted = granted
-        self.total = int(_PROMISED * (granted.total - granted.weights))
+        self.beside = beside
         self._engine = engine
         self._model = engine.model
+
+    @property
+    def total(self) -> int:
+        """Bytes for rows, warm prefixes and working memory, beside the weights of all models."""
+        return max(0, int(_PROMISED * (self.granted.total - self.granted.weights - self.beside().weights)))
 
     def need(self, request: Request) -> Need:
         """What a request may come to hold: prompt and all tokens it may emit, and the scores of its prompt."""
@@ -86,8 +89,22 @@ class MemoryBudget:
         return max(tokens, 1)
 
     def fits(self, needed: int) -> bool:
-        """Whether rows that need this much together fit."""
+        """Whether rows that need this much together fit, if no other model has any."""
         return needed <= self.total
+
+    def fits_now(self, needed: int) -> bool:
+        """Whether they fit beside the rows of other models."""
+        return self.fits(needed + self.beside().rows)
+
+    def prefix_room(self, needed: int) -> int:
+        """Bytes that warm prefixes may take beside rows that need so much, and beside all of other models."""
+        others = self.beside()
+        return max(0, self.total - needed - others.rows - others.prefixes)
+
+    @property
+    def _beside_others(self) -> str:
+        weights = self.beside().weights
+        return f" while other models take {gibibytes(weights)}" if weights else ""
 
     def check_together(self, needs: Sequence[Need]) -> None:
         """Whether requests that fit alone fit side by side.
@@ -137,7 +154,10 @@ class MemoryBudget:
         if not self.fits(need.bytes):
             remedy = "shorten the prompt, lower max_tokens" + (" or prefill_chunk" if need.working > need.state else "")
             remedy += ", send smaller images" if request.inputs is not None else ""
-            raise OutOfMemoryBudget(f"{figures}, and answers may use {gibibytes(self.total)}: {remedy}")
+            raise OutOfMemoryBudget(
+                f"{figures}, and answers may use {gibibytes(self.total)}{self._beside_others}: {remedy}",
+                later=bool(self._beside_others),
+            )
         if not self.granted.limited and need.bytes > (free := free_memory() + spare):
             raise OutOfMemoryBudget(
                 f"{figures}, and {gibibytes(free)} are free now: close other programs or try again later", later=True

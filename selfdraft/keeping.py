@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from .kernels.portable import sources_digest
 from .llm import LLM
+from .sessions.disk.shared import Shared
 from .sessions.disk.store import DiskFigures, DiskStore, Record
 from .sessions.identity import identity
 from .sessions.transcripts import TEXT_BYTES
@@ -34,10 +35,19 @@ class DiskSessions:
         llm: its settings say where, how much, and whether at all.
         busy: whether requests run, which go before writing.
         owners: how many scopes there may be.
+        shared: of all models of this process.
     """
 
-    def __init__(self, llm: LLM, *, busy: Callable[[], bool] = lambda: False, owners: int = 1) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        *,
+        busy: Callable[[], bool] = lambda: False,
+        owners: int = 1,
+        shared: Shared | None = None,
+    ) -> None:
         self._llm = llm
+        self._shared = shared
         self._busy = busy
         self._owners = owners
         self._store: DiskStore | None = None
@@ -57,6 +67,15 @@ class DiskSessions:
         if self._thread.ident is not None:
             self._thread.join(timeout)
         return self._store is not None
+
+    def save(self, timeout: float) -> None:
+        """Have what is only in memory written, too, before `close`: the model leaves, and nothing uses it any more.
+
+        Args:
+            timeout: seconds to wait for the model's files to be known, if they are not yet.
+        """
+        if self._llm.sessions is not None and self._llm.session_bytes and self.ready(timeout):
+            self._llm.sessions.store_all()
 
     def close(self, timeout: float = 10.0) -> None:
         """Write what waits to be written, for so many seconds at most."""
@@ -85,6 +104,7 @@ class DiskSessions:
             owners=self._owners,
             kv_bits=8 if settings.ssd_session_cache_kv == "8bit" else None,
             max_pending=self._llm.sessions.limit // 4,  # what waits may have left the bank meanwhile
+            shared=self._shared,
         )
         records = store.records()
         with self._lock:

@@ -18,7 +18,7 @@ from .distributed.facts import facts
 from .engine import RULES, Engine, ProfiledCycle, Request
 from .errors import CheckpointError, InvalidRequest
 from .kernels.self_check import used_kernels
-from .memory import Allowance, release_buffers
+from .memory import Allowance, Holdings, release_buffers
 from .models.adapters import Adapter, read_adapter
 from .models.base import Model
 from .models.checkpoint import Checkpoint, classify
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
 
-__all__ = ["LLM", "Prompt", "sampling_defaults"]
+__all__ = ["LLM", "Prompt", "sampling_defaults", "weight_bytes"]
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompted
 Progress = Callable[[int, int], None]
@@ -85,6 +85,7 @@ class LLM:
         vision: VisionChoice,
         adapter: Adapter | None = None,
         payload: Payload | None = None,
+        beside: Callable[[], Holdings] = Holdings,
     ) -> None:
         self.name = name
         self.checkpoint = checkpoint
@@ -96,9 +97,10 @@ class LLM:
         self.settings = settings
         self.tower = vision.load(checkpoint, loaded.dtype)
         self.weights_bytes = loaded.nbytes + (self.tower.nbytes if self.tower else 0)
-        self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes))
+        self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes), beside)
         asked = settings.session_cache_max_bytes
-        limit = int(_SESSION_SHARE * (granted.total - granted.weights)) if asked is None else int(asked)
+        left = granted.total - granted.beside - granted.weights
+        limit = int(_SESSION_SHARE * left) if asked is None else int(asked)
         self.sessions = SessionBank(loaded.model.new_state, limit, payload=payload) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self._vision = vision
@@ -120,6 +122,7 @@ class LLM:
         profile: bool = False,
         progress: Progress | None = None,
         leader: Leader | None = None,
+        beside: Callable[[], Holdings] = Holdings,
     ) -> LLM:
         """Load the model in a folder, with the adapter of the settings; see `selfdraft.load`, which finds it by name.
 
@@ -131,11 +134,11 @@ class LLM:
         """
         checkpoint, stamp = classify(folder), read_stamp(folder)
         tokenizer = Tokenizer.from_folder(folder)
-        dtype = choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
+        dtype = _dtype(checkpoint, settings)
         vision = choose_vision(checkpoint, settings.vision, tokenizer)
         adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
         weights = checkpoint.weight_bytes(dtype, tower=not vision.reason) + (adapter.nbytes if adapter else 0)
-        granted = Allowance.of(weights // (leader.group.size if leader else 1), settings.memory_limit)
+        granted = Allowance.of(weights // (leader.group.size if leader else 1), settings.memory_limit, beside().total)
         granted = leader.meet(facts(checkpoint, dtype), granted) if leader else granted
         granted.enforce()
         if leader:
@@ -160,9 +163,20 @@ class LLM:
             loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
         )
         template = ChatTemplate.from_folder(folder)
-        payload = leader.payload if leader else None
         llm = cls(
-            name, checkpoint, loaded, tokenizer, template, engine, notes, settings, granted, vision, adapter, payload
+            name,
+            checkpoint,
+            loaded,
+            tokenizer,
+            template,
+            engine,
+            notes,
+            settings,
+            granted,
+            vision,
+            adapter,
+            leader.payload if leader else None,
+            beside,
         )
         if llm.max_depth and not leader:  # what one process measured says nothing of several
             engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
@@ -339,7 +353,7 @@ class LLM:
         """
         if self.sessions is None:
             return
-        self.sessions.allow(max(0, min(self.budget.total - together(needs), self.sessions.limit)))
+        self.sessions.allow(min(self.budget.prefix_room(together(needs)), self.sessions.limit))
         if lacking:
             self.sessions.shrink(max(0, self.session_bytes - lacking))
 
@@ -460,6 +474,21 @@ def _stride(model: Model, chunk: int) -> int:
     many = 4096 * chunk  # a few tokens more may not need a byte more: buffers grow by whole blocks
     per_token = (model.row_bytes(2 * many) - model.row_bytes(many)) / many
     return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
+
+
+def weight_bytes(folder: Path, settings: Settings) -> int:
+    """Bytes of memory that the weights of the model in a folder will take; they are not read.
+
+    Raises:
+        CheckpointError: the folder cannot be used.
+    """
+    checkpoint = classify(folder)
+    vision = choose_vision(checkpoint, settings.vision, Tokenizer.from_folder(folder))
+    return checkpoint.weight_bytes(_dtype(checkpoint, settings), tower=not vision.reason)
+
+
+def _dtype(checkpoint: Checkpoint, settings: Settings) -> mx.Dtype | None:
+    return choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
 
 
 def sampling_defaults(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from .source import find_model
 if TYPE_CHECKING:
     from .distributed.leading import Leader
     from .llm import LLM
+    from .memory import Holdings
 
 __all__ = ["load"]
 
@@ -26,6 +27,7 @@ def load(
     profile: bool = False,
     progress: Callable[[int, int], None] | None = None,
     leader: Leader | None = None,
+    beside: Callable[[], Holdings] | None = None,
 ) -> LLM:
     """Load a model and its tokenizer.
 
@@ -36,6 +38,8 @@ def load(
         profile: time the stages of every cycle (slower; `llm.profile_report()` has the result).
         progress: called with (bytes read, bytes in all) while weights are read.
         leader: on rank 0 of a group, see docs/scaling.md.
+        beside: what other models of this process hold, whenever it is called, from any thread; by default there are
+            none.
 
     Raises:
         ModelNotFound: nothing by that name.
@@ -47,8 +51,11 @@ def load(
     choose_blas(settings.blas)  # before MLX comes in, which a model on the Hub needs to be judged
     folder = find_model(model)
     from .llm import LLM  # MLX is imported here
+    from .memory import Holdings
 
-    llm = LLM.open(model, folder, settings, profile=profile, progress=progress, leader=leader)
+    llm = LLM.open(
+        model, folder, settings, profile=profile, progress=progress, leader=leader, beside=beside or Holdings
+    )
     if settings.mode == "max":
         _hold_fans(llm)
     return llm

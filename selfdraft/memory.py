@@ -11,50 +11,68 @@ import psutil
 
 from .errors import OutOfMemoryBudget
 
-__all__ = ["Allowance", "device_memory", "free_memory", "gibibytes", "release_buffers", "used_memory"]
+__all__ = ["Allowance", "Holdings", "device_memory", "free_memory", "gibibytes", "release_buffers", "used_memory"]
 
 _MOST = 2**60  # bytes: more than any machine has
 
 
+class Holdings(NamedTuple):
+    """Bytes that models hold, or have promised: weights, rows as long as they may become, warm prefixes."""
+
+    weights: int = 0
+    rows: int = 0
+    prefixes: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(self)
+
+
 @dataclass(frozen=True)
 class Allowance:
-    """What one model may use: weights, rows, warm prefixes and MLX's buffers together.
+    """What the models of this process may use: weights, rows, warm prefixes and MLX's buffers together.
 
     Attributes:
-        weights: bytes of the weights.
-        total: bytes at the most.
+        weights: bytes of this model's weights.
+        total: bytes at the most, of all models.
         limited: whether the user named them, or they are what was free.
+        beside: bytes of it that other models held when this one was loaded.
     """
 
     weights: int
     total: int
     limited: bool
+    beside: int = 0
 
     @classmethod
-    def of(cls, weights: int, limit: int | None) -> Allowance:
+    def of(cls, weights: int, limit: int | None, beside: int = 0) -> Allowance:
         """What a model is granted, before its weights are read.
 
         Args:
             weights: bytes that they will take.
-            limit: bytes of the user's; None grants what is free now.
+            limit: bytes of the user's; None grants what is free now, beside what models hold already.
+            beside: bytes that other models hold.
 
         Raises:
-            OutOfMemoryBudget: the weights alone are more.
+            OutOfMemoryBudget: the weights alone are more than that leaves.
         """
-        total = free_memory() if limit is None else limit
-        if weights >= total:
+        total = free_memory() + beside if limit is None else limit
+        if weights >= total - beside:
             needed = f"the weights need {gibibytes(weights)}"
+            if beside:
+                needed += f" beside the {gibibytes(beside)} of other models"
             if limit is not None:
                 raise OutOfMemoryBudget(
                     f"{needed}, and memory_limit is {gibibytes(limit)} for weights and answers together: raise it, or "
                     "take a smaller or a quantised model"
                 )
             raise OutOfMemoryBudget(
-                f"{needed}, and {gibibytes(total)} of {gibibytes(device_memory())} are free: close other programs, "
-                "take a smaller or a quantised model, or set memory_limit to load it all the same",
+                f"{needed}, and {gibibytes(total - beside)} of {gibibytes(device_memory())} are free: close other "
+                "programs, take a smaller or a quantised model, or set memory_limit to load it all the same",
                 later=True,
             )
-        return cls(weights, total, limit is not None)
+        return cls(weights, total, limit is not None, beside)
 
     @property
     def warning(self) -> str:
@@ -73,9 +91,9 @@ class Allowance:
         On Metal the weights stay resident as well, as far as the system lets them.
         """
         own = _own_limits()
-        total = min(self.total + mx.get_active_memory(), _MOST)
+        total = min(self.total - self.beside + mx.get_active_memory(), _MOST)
         mx.set_memory_limit(total if self.limited else min(total, own.memory))
-        mx.set_cache_limit(min(self.total - self.weights, own.cache))
+        mx.set_cache_limit(min(self.total - self.beside - self.weights, own.cache))
         if mx.metal.is_available():
             most = int(mx.device_info().get("max_recommended_working_set_size", 0))
             mx.set_wired_limit(min(total, most))

@@ -92,7 +92,7 @@ ALLOWED = {
         "vision",
     },
     "stream": {"engine", "results", "text"},
-    "loading": {"device", "distributed", "errors", "fans", "llm", "settings", "source"},
+    "loading": {"device", "distributed", "errors", "fans", "llm", "memory", "settings", "source"},
     "source": {"errors", "hub", "models"},
     "assets": set(),
     "server": {

@@ -111,11 +111,11 @@ def _key(settings: ServerSettings, *, needed: bool) -> Key:
 
 def _configured_model() -> str:
     """The name under which a server would list the model that `selfdraft start` starts."""
-    from ..server.registry import Registry
+    from ..server.registry import Given
     from ..settings import checked
     from .wizard import StartSettings
 
-    return Registry(checked(StartSettings, {}).model, lenient=True).name
+    return Given.parse(checked(StartSettings, {}).model).name
 
 
 def _checked(url: str) -> str:

@@ -17,7 +17,7 @@ from ..distributed.environment import BACKENDS, Backend, rank
 from ..distributed.hostfile import read_hosts
 from ..distributed.launch import run_here, run_on_hosts
 from ..errors import InvalidRequest, SelfdraftError
-from .flags import EngineFlags, flag, refusal, whole
+from .flags import flag, refusal, whole
 from .terminal import dim, say
 
 if TYPE_CHECKING:
@@ -64,18 +64,18 @@ class GroupFlags:
             raise typer.BadParameter("there are no ranks: give --hosts or --ranks, too", param_hint="'--backend'")
         return self.hosts is not None or self.ranks is not None
 
-    def launch(self, arguments: Sequence[str], settings: Settings) -> None:
+    def launch(self, arguments: Sequence[str], models: Sequence[str], settings: Settings) -> None:
         """Start the ranks and wait for them.
 
         Args:
-            arguments: of this process. settings: of the ranks.
+            arguments: of this process. models: to be served. settings: of the ranks.
 
         Raises:
             typer.BadParameter: a flag of these that cannot be obeyed.
-            InvalidRequest: the settings are not for a group.
+            InvalidRequest: this is not for a group.
             SelfdraftError: a host cannot be reached; a rank ended with an error.
         """
-        _refuse_alone(settings)
+        _refuse_alone(models, settings)
         command = [sys.executable, "-m", "selfdraft", *_without_flags(arguments)]
         try:
             if self.hosts is None:
@@ -97,8 +97,14 @@ class GroupFlags:
         run_on_hosts(command, hosts, hosts.backend, given)
 
 
-def _refuse_alone(settings: Settings) -> None:
-    """Refuse what only a model in one process has."""
+def _refuse_alone(models: Sequence[str], settings: Settings) -> None:
+    """Refuse what only models in one process have."""
+    if len(models) > 1:
+        raise InvalidRequest(
+            f"ranks share one model, and {len(models)} are given: serve {models[0]} with them, and the others by a "
+            "server of their own",
+            param="models",
+        )
     if settings.adapter_path is not None:
         raise InvalidRequest(
             f"the adapter {settings.adapter_path} cannot be shared by several ranks yet: serve it on one machine, or "
@@ -119,14 +125,14 @@ def _without_flags(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def as_rank(backend: Backend, engine: EngineFlags, lead: Callable[[Leader], object]) -> None:
+def as_rank(backend: Backend, models: Sequence[str], settings: Settings, lead: Callable[[Leader], object]) -> None:
     """Be one rank: serve on rank 0, follow it on the others. The process ends here.
 
     Threads of a back end wait for ranks that are no more, so none of them is waited for.
     """
     code = 0
     try:
-        _run(backend, engine, lead)
+        _run(backend, models, settings, lead)
     except (SelfdraftError, typer.BadParameter) as error:
         say(f"rank {rank()}: {error}")
         code = 1
@@ -139,11 +145,11 @@ def as_rank(backend: Backend, engine: EngineFlags, lead: Callable[[Leader], obje
     os._exit(code)
 
 
-def _run(backend: Backend, engine: EngineFlags, lead: Callable[[Leader], object]) -> None:
+def _run(backend: Backend, models: Sequence[str], settings: Settings, lead: Callable[[Leader], object]) -> None:
     from ..device import choose_blas
+    from ..server.registry import Given
 
-    settings = engine.settings()
-    _refuse_alone(settings)
+    _refuse_alone(models, settings)
     choose_blas(settings.blas)  # before MLX comes in
     if rank():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears it, and ends this one
@@ -154,7 +160,7 @@ def _run(backend: Backend, engine: EngineFlags, lead: Callable[[Leader], object]
     if group.size == 1:
         raise SelfdraftError("this group has one rank: start the server without mlx.launch")
     if group.rank:
-        _follow(group, engine.model, settings)
+        _follow(group, Given.parse(models[0]).source, settings)
         return
     dim(f"{group.size} ranks over {group.backend}")
     leader = Leader(group)

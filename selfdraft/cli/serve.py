@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import logging.handlers
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ..distributed.environment import started_in_group
-from ..errors import InvalidRequest, SelfdraftError
+from ..errors import InvalidRequest
+from ..source import REFERENCE, find_model
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
 from .group import GroupFlags, as_rank
@@ -25,11 +27,15 @@ from .terminal import dim
 if TYPE_CHECKING:
     from ..distributed.leading import Leader
     from ..llm import LLM
+    from ..memory import Holdings
     from ..server.config import ServerSettings
+    from ..server.registry import Given
+    from ..server.served import ServedModel
 
-__all__ = ["LogFlags", "ServeFlags", "serve", "serve_model"]
+__all__ = ["LogFlags", "ServeFlags", "serve", "serve_models"]
 
 _WHERE = "Address and access"
+_SEVERAL = "Several models"
 _LIMITS = "Limits"
 _MOST_LOGGED = 8 * 2**20  # bytes of a file
 
@@ -38,6 +44,39 @@ _MOST_LOGGED = 8 * 2**20  # bytes of a file
 class ServeFlags(ImageFlags):
     """A flag for every field of `ServerSettings` but the key itself, under the same name."""
 
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="What to serve: 'reference' (bundled), a local folder or a Hugging Face id; NAME=MODEL gives it a "
+            "name. The first is the default and loaded at once, others when they are asked for. Default: reference.",
+            show_default=False,
+        ),
+    ] = None
+    max_loaded_models: Annotated[
+        int | None,
+        flag(
+            "--max-loaded-models",
+            "How many may be loaded at once; the least recently used one gives way. Default: as many as fit.",
+            _SEVERAL,
+            "N",
+            whole,
+        ),
+    ] = None
+    idle_ttl: Annotated[
+        str | None,
+        flag(
+            "--idle-ttl",
+            "Time without a request after which a model is unloaded: seconds, or a span such as 5m; 0 for never. "
+            "Default: 0.",
+            _SEVERAL,
+            "TIME",
+        ),
+    ] = None
+    lazy: Annotated[
+        bool | None,
+        flag("--lazy", "Load the first model, too, when it is asked for. Default: at once.", _SEVERAL),
+    ] = None
     host: Annotated[str | None, flag("--host", "Address to listen on. Default: 127.0.0.1.", _WHERE, "ADDRESS")] = None
     port: Annotated[
         int | None, flag("--port -p", "Port, 0 to 65535; 0 takes a free one. Default: 8000.", _WHERE, "PORT", whole)
@@ -67,13 +106,14 @@ class ServeFlags(ImageFlags):
     ] = None
     alias: Annotated[
         list[str] | None,
-        flag("--alias", "Another name of the model, NAME or NAME=MODEL; repeatable.", _WHERE, "NAME"),
+        flag("--alias", "Another name of a model, NAME=MODEL, or NAME for the first; repeatable.", _WHERE, "NAME"),
     ] = None
     strict_model: Annotated[
         bool | None,
         flag(
             "--strict-model",
-            "Refuse requests for other model names. Without it a server on loopback takes any name for its model.",
+            "Refuse requests for other model names. Without it a server on loopback takes any name for its model, if "
+            "that is the only one.",
             _WHERE,
         ),
     ] = None
@@ -181,25 +221,41 @@ class LogFlags:
         logging.getLogger("httpx").setLevel("WARNING")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _EngineFlags(SessionFlags):
+    """How engines run; the model may stand without a flag."""
+
+    model: Annotated[
+        str, flag("--model -m", "The first model, in another way to give it.", "Model and engine", "NAME")
+    ] = ""
+
+
 @command
-def serve(*, server: ServeFlags, log: LogFlags, engine: SessionFlags, group: GroupFlags) -> None:
-    """Serve a model over HTTP.
+def serve(*, server: ServeFlags, log: LogFlags, engine: _EngineFlags, group: GroupFlags) -> None:
+    """Serve models over HTTP.
 
     OpenAI's and Anthropic's APIs, a chat page at /, their description
     at /docs. Ctrl-C or SIGTERM lets running answers finish; a second
     one stops at once.
     """
+    settings = server.settings(engine)
+    models = [*filter(None, [engine.model]), *settings.models] or [REFERENCE]
+    if settings.adapter_path is not None and len(models) > 1:
+        raise InvalidRequest(
+            f"the adapter {settings.adapter_path} is for one model, and {len(models)} are given: serve that one alone",
+            param="adapter_path",
+        )
     if group.asked:
-        group.launch(sys.argv[1:], server.settings(engine))
+        group.launch(sys.argv[1:], models, settings)
     elif backend := started_in_group():
         log.apply()
-        as_rank(backend, engine, lambda leader: serve_model(engine, server.settings(engine), log, leader=leader))
+        as_rank(backend, models, settings, lambda leader: serve_models(models, settings, log, leader=leader))
     else:
-        serve_model(engine, server.settings(engine), log)
+        serve_models(models, settings, log)
 
 
-def serve_model(
-    engine: EngineFlags,
+def serve_models(
+    models: Sequence[str],
     settings: ServerSettings,
     log: LogFlags,
     listening: Callable[[str], object] = lambda url: None,
@@ -208,31 +264,59 @@ def serve_model(
     """Serve until the user has enough; see `serve`.
 
     Args:
+        models: each a model, or NAME=MODEL; the first is the default.
         listening: called with the server's URL once it answers; the model is still being loaded then.
         leader: of a group that shares the model, if one does.
 
     Raises:
-        SelfdraftError: the address cannot be had; the model cannot be loaded.
+        SelfdraftError: the address cannot be had; a model is not there; the first cannot be loaded.
     """
     from ..device import choose_blas
 
     choose_blas(settings.blas)  # before MLX comes in
     log.apply()
     from ..server.instance import local_url, noted
+    from ..server.registry import Given
     from ..server.run import Server, bind
 
-    listener = bind(settings.host, settings.port)
-    port = listener.getsockname()[1]
-    url = local_url(settings.host, port)
-    failure: list[SelfdraftError] = []
+    chosen = list(dict.fromkeys(Given.parse(model) for model in models))
+    first = chosen[0]
+    served = [_served(model, settings, leader, first=model is first) for model in chosen]
+    with closing(bind(settings.host, settings.port)) as listener:
+        port = listener.getsockname()[1]
+        url = local_url(settings.host, port)
 
-    def load() -> LLM:
-        try:
-            llm = open_model(engine, TraceFlags(), leader.adapted(settings) if leader else settings, leader)
-        except SelfdraftError as error:
-            failure.append(error)
-            server.stop()
-            raise
+        def started() -> None:
+            rest = f"{first.source} is loaded when it is asked for" if settings.lazy else f"loading {first.source} ..."
+            dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); {rest}")
+            listening(url)
+
+        server = Server(settings, served, listener, started)
+        server.models.on_failure = server.stop
+        if leader:
+            leader.lost = server.fail
+        with noted(settings.host, port, model_id(first.source)):
+            server.run()
+
+
+def _served(model: Given, settings: ServerSettings, leader: Leader | None, *, first: bool) -> ServedModel:
+    """A model to serve. All but the first must be on this machine, so that no request downloads one.
+
+    Raises:
+        ModelNotFound: it is not.
+    """
+    from ..llm import weight_bytes
+    from ..server.served import ServedModel
+
+    if not first:
+        find_model(model.source, fetch=False)
+
+    def weights() -> int:
+        return weight_bytes(find_model(model.source, fetch=first), settings) // (leader.group.size if leader else 1)
+
+    def load(beside: Callable[[], Holdings]) -> LLM:
+        given = leader.adapted(settings) if leader else settings
+        llm = open_model(EngineFlags(model=model.source), TraceFlags(), given, beside=beside, leader=leader)
         if llm.max_mode is not None:
             llm.max_mode.warn = logging.getLogger(__name__).warning
         if settings.ctx_size is not None:
@@ -241,16 +325,6 @@ def serve_model(
             llm.limit_depth(settings.max_depth)
         return llm
 
-    def started() -> None:
-        dim(f"listening on {url} (chat page at /, API at /v1, description at /docs); loading {engine.model} ...")
-        listening(url)
-
-    server = Server(settings, engine.model, load, listener, started)
-    if leader:
-        leader.lost, server.service.beyond_repair = server.fail, leader.beyond_repair
-    with noted(settings.host, port, model_id(engine.model)):
-        server.run()
-    if failure:
-        raise failure[0]
-    if leader and leader.failure:
-        raise leader.failure
+    if leader is None:
+        return ServedModel(model, weights, load)
+    return ServedModel(model, weights, load, leader.beyond_repair)

@@ -16,13 +16,14 @@ import urllib.request
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ..errors import ContextOverflow, InvalidRequest, SelfdraftError
 
 __all__ = ["KeyNeeded", "ServedModel", "Unreachable", "chat_events", "health", "metrics", "served_model"]
 
 _SILENCE = 120.0  # seconds; a server that works says something at least every 60
+_LOADING = 900.0  # seconds that a model may take to be loaded
 _GLANCE = 0.1  # seconds between looks at whether the user has had enough
 
 
@@ -59,23 +60,33 @@ def served_model(url: str, key: str | None = None, name: str | None = None) -> S
 
     Args:
         key: the API key to present.
-        name: one of its names; by default its first. A name it does not list is taken as a name of the first.
+        name: one of its names; by default its first. A name it does not list is taken as a name of the first. A model
+            that was never loaded is loaded now: it has no limits before.
 
     Raises:
         Unreachable: no server of ours there. KeyNeeded: it wants a key.
-        SelfdraftError: it has no model yet.
+        SelfdraftError: the model cannot be loaded.
     """
-    body = _get(url, "/v1/models", key)
     try:
-        if "error" in body:
-            raise SelfdraftError(f"{url}: {body['error']['message']}")
-        listed = body["data"]
-        entry = next((each for each in listed if each["id"] == name), listed[0])
+        entry = _listed(url, key, name)
+        if entry.get("state", "loaded") != "loaded" and "max_model_len" not in entry:
+            body = _get(url, f"/tokenizer_info?model={quote(str(entry['id']), safe='')}", key, _LOADING)
+            if "error" in body:
+                raise SelfdraftError(f"{url}: {body['error']['message']}")
+            entry = _listed(url, key, name)
         context, output, depth = (int(entry[limit]) for limit in ("max_model_len", "max_output_tokens", "max_depth"))
         vision = "image" in entry.get("architecture", {}).get("input_modalities", ())  # older servers say nothing
         return ServedModel(name or entry["id"], context, output, depth, vision)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise Unreachable(f"what answers at {url} is no server of Selfdraft's") from error
+
+
+def _listed(url: str, key: str | None, name: str | None) -> dict[str, Any]:
+    body = _get(url, "/v1/models", key)
+    if "error" in body:
+        raise SelfdraftError(f"{url}: {body['error']['message']}")
+    listed: list[dict[str, Any]] = body["data"]
+    return next((each for each in listed if each["id"] == name), listed[0])
 
 
 def metrics(url: str, key: str | None = None) -> str:
@@ -87,22 +98,22 @@ def metrics(url: str, key: str | None = None) -> str:
     return _read(url, "/metrics", key).decode(errors="replace")
 
 
-def _get(url: str, path: str, key: str | None) -> dict[str, Any]:
+def _get(url: str, path: str, key: str | None, timeout: float = 5) -> dict[str, Any]:
     """The JSON object at a path, whatever the status, but 401."""
     try:
-        body = json.loads(_read(url, path, key))
+        body = json.loads(_read(url, path, key, timeout))
     except ValueError as error:
         raise Unreachable(f"no server answers at {url} ({_why(error)})") from error
     return body if isinstance(body, dict) else {}
 
 
-def _read(url: str, path: str, key: str | None) -> bytes:
+def _read(url: str, path: str, key: str | None, timeout: float = 5) -> bytes:
     """What is at a path, whatever the status, but 401."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         try:
-            with opener.open(request, timeout=5) as response:
+            with opener.open(request, timeout=timeout) as response:
                 body: bytes = response.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -19,6 +19,7 @@ from .terminal import Bar, say
 if TYPE_CHECKING:
     from ..distributed.leading import Leader
     from ..llm import LLM
+    from ..memory import Holdings
     from ..prompts import Prompted
     from ..settings import Settings
 
@@ -39,13 +40,18 @@ LONG_PROMPT = 256  # tokens; a shorter one is read before a bar could be
 
 
 def open_model(
-    engine: EngineFlags, trace: TraceFlags, settings: Settings | None = None, leader: Leader | None = None
+    engine: EngineFlags,
+    trace: TraceFlags,
+    settings: Settings | None = None,
+    *,
+    beside: Callable[[], Holdings] | None = None,
+    leader: Leader | None = None,
 ) -> LLM:
     """Load a model, showing progress; what a user should know of it goes to standard error.
 
     Args:
         settings: of the engine; by default those of the flags.
-        leader: of the group that shares it, if one does.
+        beside, leader: see `load`.
     """
     from ..loading import load
 
@@ -55,7 +61,7 @@ def open_model(
         logging.getLogger("selfdraft").setLevel(logging.INFO)
     _mend_fans()
     with loading_bar(engine.model) as bar:
-        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar, leader=leader)
+        llm = load(engine.model, settings=settings, profile=trace.profile, progress=bar, beside=beside, leader=leader)
     for note in llm.notes:
         say(note)
     if llm.max_mode is not None:

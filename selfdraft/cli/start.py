@@ -15,7 +15,7 @@ from ..params import SamplingParams
 from .chat import chat_here, converse
 from .command import command
 from .flags import AdapterPath, ChatFlags, EngineFlags, TraceFlags, flag, whole
-from .serve import LogFlags, ServeFlags, serve_model
+from .serve import LogFlags, ServeFlags, serve_models
 from .session import is_terminal, model_id
 from .terminal import dim, say
 
@@ -111,7 +111,7 @@ def start(
     elif choice.surface == "browser":
         if choice.drafting == "off":
             settings = settings.model_copy(update={"max_depth": 0})
-        serve_model(engine, settings, LogFlags(log_level="warning"), _show_when_ready)
+        serve_models([choice.model, *settings.models], settings, LogFlags(log_level="warning"), _show_when_ready)
     else:
         chat_here(engine, _params(choice), ChatFlags(), TraceFlags())
 

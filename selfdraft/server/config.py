@@ -15,6 +15,7 @@ from pydantic_settings import NoDecode
 from ..errors import InvalidRequest
 from ..images import MEGAPIXEL, ImageLimits
 from ..settings import Settings, checked
+from .durations import seconds
 from .instance import local_url
 from .security import Access, allowed_hosts, is_loopback
 
@@ -35,8 +36,13 @@ class ServerSettings(Settings):
         api_key_file: a file that holds keys, one a line, readable by its owner alone.
         allowed_host: further names under which the server may be called.
         cors_origin: origins whose web pages may call the server.
-        alias: other names of the model, NAME or NAME=MODEL.
-        strict_model: refuse names that are neither the model's, nor an alias, nor "default".
+        models: further models, which are loaded when they are asked for; each a model, or NAME=MODEL.
+        max_loaded_models: how many may be loaded at once; None for as many as fit.
+        idle_ttl: seconds, or a span such as 5m, without a request after which a model is unloaded; 0 is never.
+        lazy: load the first model, too, when it is asked for.
+        alias: other names of a model, NAME=MODEL, or NAME for the first one.
+        strict_model: refuse names that are neither the model's, nor an alias, nor "default"; of several models, such
+            names are always refused.
         ctx_size: most tokens of prompt and answer together; None is the model's own limit.
         max_depth: most tokens drafted a cycle; 0 is plain decoding, None the model's own limit.
         rows: answers that run side by side.
@@ -63,6 +69,10 @@ class ServerSettings(Settings):
     api_key_file: Path | None = None
     allowed_host: Names = ()
     cors_origin: Names = ()
+    models: Names = ()
+    max_loaded_models: int | None = Field(default=None, ge=1)
+    idle_ttl: float = Field(default=0.0, ge=0)
+    lazy: bool = False
     alias: Names = ()
     strict_model: bool = False
     ctx_size: int | None = Field(default=None, ge=16)
@@ -78,7 +88,12 @@ class ServerSettings(Settings):
     keepalive: float = Field(default=3.0, gt=0, le=60)
     drain: float = Field(default=30.0, ge=0, le=3600)
 
-    @field_validator("allowed_host", "cors_origin", "alias", mode="before")
+    @field_validator("idle_ttl", mode="before")
+    @classmethod
+    def _span(cls, span: object) -> object:
+        return seconds(span) if isinstance(span, str) else span
+
+    @field_validator("allowed_host", "cors_origin", "alias", "models", mode="before")
     @classmethod
     def _separate(cls, names: object) -> object:
         return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else names

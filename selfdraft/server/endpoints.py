@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,15 @@ from ..errors import SelfdraftError
 from .chat import Chats
 from .completions import Completions
 from .dialects import openai_completions
-from .dialects.wire import Encoder, Envelope, WireModel, read
+from .dialects.sampling import SamplingFields
+from .dialects.wire import COMMENT, Encoder, Envelope, read
 from .jobs import ChatJob
 from .openapi import described
-from .registry import Registry
+from .pictures import Pictures
+from .pool import Lease
 from .running import Answers
+from .served import ServedModels
+from .service import EngineService
 from .streaming import EventStream, unless_gone
 
 __all__ = ["ChatEndpoint", "CompletionEndpoint", "Endpoint"]
@@ -31,41 +36,70 @@ log = logging.getLogger(__name__)
 class Endpoint(ABC):
     """A path that decodes.
 
-    Subclasses say how a request becomes running answers, and how their events are written.
+    Subclasses say how a request becomes a job and then running answers, and how their events are written.
     """
 
-    def __init__(self, path: str, request: type[WireModel]) -> None:
+    def __init__(self, path: str, request: type[SamplingFields]) -> None:
         self.path = path
         self._request = request
 
-    def mount(self, app: FastAPI, registry: Registry, keepalive: float) -> None:
+    def mount(self, app: FastAPI, models: ServedModels, keepalive: float) -> None:
         """Serve the path, and describe its body for /docs."""
 
         async def answer(request: Request) -> Response:
             asked: Any = read(self._request, await request.body())
-            envelope = Envelope.new(registry.resolve(asked.model))
-            running = await self.start(asked, request.state.owner)
-            if asked.stream:
-                encoder = self.encoder(asked, envelope, running)
-                return EventStream(_blocks(encoder, running, keepalive), running.close)
+            envelope = Envelope.new(models.registry.resolve(asked.model).shown)
+            job = replace(self.job(asked), scope=request.state.owner)  # what is wrong with it loads no model
+            work = _Work(models.use(asked.model, stay=asked.stay))
             try:
+                if not await unless_gone(request, work.has_model(keepalive if asked.stream else None)):
+                    return EventStream(self._late(work, job, asked, envelope, keepalive), work.close)
+                running = await work.begin(lambda service: self.start(job, service))
+                if asked.stream:
+                    encoder = self.encoder(asked, envelope, running.prompt_tokens)
+                    return EventStream(_blocks(encoder, running, keepalive), work.close)
                 events = await unless_gone(request, _all(running))
-            finally:
-                running.close()
+            except BaseException:
+                work.close()
+                raise
+            work.close()
             return JSONResponse(self.collect(events, asked, envelope))
 
         app.post(self.path, **described(self._request))(answer)
 
-    @abstractmethod
-    async def start(self, asked: Any, owner: str) -> Answers:
-        """Queue what is asked for.
+    async def _late(
+        self, work: _Work, job: Any, asked: Any, envelope: Envelope, keepalive: float
+    ) -> AsyncGenerator[str]:
+        """The blocks of a stream that begins before its model is loaded, with comments until it is."""
+        try:
+            yield COMMENT
+            while not await work.has_model(keepalive):
+                yield COMMENT
+            running = await work.begin(lambda service: self.start(job, service))
+            encoder = self.encoder(asked, envelope, running.prompt_tokens)
+        except Exception as error:
+            if not isinstance(error, SelfdraftError):
+                log.exception("a stream broke off before it began")
+            encoder = self.encoder(asked, envelope, 0)
+            yield "".join([*encoder.start(), *encoder.error(error)])
+            return
+        async for block in _blocks(encoder, running, keepalive):
+            yield block
 
-        Args:
-            owner: whose request it is; see `security.owner_of`.
+    @abstractmethod
+    def job(self, asked: Any) -> Any:
+        """What is asked for.
+
+        Raises:
+            InvalidRequest: something that cannot be done.
         """
 
     @abstractmethod
-    def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
+    async def start(self, job: Any, service: EngineService) -> Answers:
+        """Queue a job."""
+
+    @abstractmethod
+    def encoder(self, asked: Any, envelope: Envelope, prompt_tokens: int) -> Encoder:
         """Writes the stream."""
 
     @abstractmethod
@@ -79,27 +113,31 @@ class ChatEndpoint(Endpoint):
     Args:
         dialect: its module: `to_job` and `collect`.
         stream: its encoder, of a request, an envelope and the length of the prompt.
+        pictures: reads the images of chats.
     """
 
     def __init__(
         self,
         path: str,
         dialect: Any,
-        request: type[WireModel],
+        request: type[SamplingFields],
         stream: Callable[[Any, Envelope, int], Encoder],
-        chats: Chats,
+        pictures: Pictures,
     ) -> None:
         super().__init__(path, request)
         self._dialect = dialect
         self._stream = stream
-        self._chats = chats
+        self._pictures = pictures
 
-    async def start(self, asked: Any, owner: str) -> Answers:
+    def job(self, asked: Any) -> ChatJob:
         job: ChatJob = self._dialect.to_job(asked)
-        return await self._chats.start(replace(job, scope=owner))
+        return job
 
-    def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
-        return self._stream(asked, envelope, running.prompt_tokens)
+    async def start(self, job: ChatJob, service: EngineService) -> Answers:
+        return await Chats(service, self._pictures).start(job)
+
+    def encoder(self, asked: Any, envelope: Envelope, prompt_tokens: int) -> Encoder:
+        return self._stream(asked, envelope, prompt_tokens)
 
     def collect(self, events: Iterable[Any], asked: Any, envelope: Envelope) -> dict[str, Any]:
         body: dict[str, Any] = self._dialect.collect(events, asked, envelope)
@@ -109,18 +147,51 @@ class ChatEndpoint(Endpoint):
 class CompletionEndpoint(Endpoint):
     """Bare prompts."""
 
-    def __init__(self, path: str, completions: Completions) -> None:
+    def __init__(self, path: str) -> None:
         super().__init__(path, openai_completions.CompletionRequest)
-        self._completions = completions
 
-    async def start(self, asked: Any, owner: str) -> Answers:
-        return await self._completions.start(replace(openai_completions.to_job(asked), scope=owner))
+    def job(self, asked: Any) -> openai_completions.CompletionJob:
+        return openai_completions.to_job(asked)
 
-    def encoder(self, asked: Any, envelope: Envelope, running: Answers) -> Encoder:
+    async def start(self, job: openai_completions.CompletionJob, service: EngineService) -> Answers:
+        return await Completions(service).start(job)
+
+    def encoder(self, asked: Any, envelope: Envelope, prompt_tokens: int) -> Encoder:
         return openai_completions.CompletionStream(asked, envelope)
 
     def collect(self, events: Iterable[Any], asked: Any, envelope: Envelope) -> dict[str, Any]:
         return openai_completions.collect(events, asked, envelope)
+
+
+class _Work:
+    """What a request holds: the lease of its model, or the wait for it, and its answers. Whoever has it closes it."""
+
+    def __init__(self, use: Coroutine[Any, Any, Lease[EngineService]]) -> None:
+        self._leasing = asyncio.ensure_future(use)
+        self._running: Answers | None = None
+
+    async def has_model(self, patience: float | None) -> bool:
+        """Whether the model is there, or will not be, within so many seconds; None for however long it takes."""
+        done, _ = await asyncio.wait({self._leasing}, timeout=patience)
+        return bool(done)
+
+    async def begin(self, start: Callable[[EngineService], Awaitable[Answers]]) -> Answers:
+        """The answers.
+
+        Raises:
+            SelfdraftError: there is no model, or it refuses them.
+        """
+        self._running = await start(self._leasing.result().thing)
+        return self._running
+
+    def close(self) -> None:
+        """Give up what is not finished, and the model."""
+        if self._running is not None:
+            self._running.close()
+        if not self._leasing.done():
+            self._leasing.cancel()
+        elif not self._leasing.cancelled() and self._leasing.exception() is None:
+            self._leasing.result().release()
 
 
 async def _all(running: Answers) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Serving: the socket, the web application and the engine's thread, from start to end. Knows signals and ports."""
+"""Serving: the socket, the web application and the models, from start to end. Knows signals and ports."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 import uvicorn
 
 from ..errors import SelfdraftError
-from ..llm import LLM
 from .app import create_app
 from .config import ServerSettings
 from .connection import Connection
-from .metrics import Metrics
-from .registry import Registry
-from .service import EngineService
+from .served import ServedModel, ServedModels
 
 __all__ = ["Server", "bind"]
 
@@ -56,68 +53,61 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """A server from its socket to its model.
+    """A server from its socket to its models.
 
     Args:
         settings: how it runs.
-        name: what the model is loaded as.
-        load: makes the model, on the engine's thread.
+        models: what it serves; the first is the default.
         listener: see `bind`.
         started: called once the address answers; the model may still be loading.
 
     Attributes:
-        service: the engine's side.
+        models: what is loaded of them.
     """
 
     def __init__(
         self,
         settings: ServerSettings,
-        name: str,
-        load: Callable[[], LLM],
+        models: Sequence[ServedModel],
         listener: socket.socket,
         started: Callable[[], None] = lambda: None,
     ) -> None:
-        self.service = EngineService(
-            load,
-            rows=settings.rows,
-            waiting=settings.queue,
-            metrics=Metrics(),
-            owners=max(1, len(settings.keys())),
-        )
-        registry = Registry(name, settings.alias, lenient=settings.loopback and not settings.strict_model)
+        self.models = ServedModels(models, settings)
         config = uvicorn.Config(
-            create_app(self.service, registry, settings),
+            create_app(self.models, settings),
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(min(settings.drain, _FLUSH)),
             timeout_keep_alive=30,
             http=Connection,
-            limit_concurrency=settings.rows + settings.queue + _SPARE_CONNECTIONS,
+            limit_concurrency=len(models) * (settings.rows + settings.queue) + _SPARE_CONNECTIONS,
             ws="none",
             h11_max_incomplete_event_size=64 * 1024,
         )
-        self._web = _Web(config, started, self.service, settings.drain)
+        self._web = _Web(config, started, self.models, settings.drain)
         self._listener = listener
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or `stop`: what runs may finish, a second signal ends at once.
 
         Raises:
-            SelfdraftError: the model could not be loaded.
+            SelfdraftError: the first model could not be loaded.
         """
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda number, frame: None)  # uvicorn raises it again when all is done
-        self.service.start()
         try:
             self._web.run([self._listener])
         finally:
-            self.service.stop()
+            for service in self.models.services:  # where the event loop broke off
+                service.stop()
             self._listener.close()
+        if self.models.failure is not None:
+            raise self.models.failure
 
     def fail(self, error: SelfdraftError) -> None:
-        """End now, with an error for everything that runs or waits; from any thread but the engine's, which hangs."""
-        self.service.fail(error)
+        """End now, with an error for everything that runs or waits; from any thread but an engine's, which hangs."""
+        self.models.fail(error)
         self.stop()
 
     def stop(self) -> None:
@@ -129,23 +119,25 @@ class _Web(uvicorn.Server):
     """Says when it has started, and ends in two steps: first it turns new requests away, then it stops listening."""
 
     def __init__(
-        self, config: uvicorn.Config, started: Callable[[], None], service: EngineService, patience: float
+        self, config: uvicorn.Config, started: Callable[[], None], models: ServedModels, patience: float
     ) -> None:
         super().__init__(config)
         self._on_started = started
-        self._service = service
+        self._models = models
         self._patience = patience
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._models.start()
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.drain()
+        self._models.drain()
         end = time.monotonic() + self._patience
-        while self._service.busy and not self.force_exit and time.monotonic() < end:
+        while self._models.busy and not self.force_exit and time.monotonic() < end:
             await asyncio.sleep(0.05)
         await super().shutdown(sockets)
+        await self._models.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

@@ -7,6 +7,7 @@ side by side up to a limit, further answers wait in a bounded queue, and none is
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import queue
 import threading
@@ -20,10 +21,15 @@ from ..engine import leave_tidily
 from ..errors import InvalidRequest, SelfdraftError
 from ..keeping import DiskSessions
 from ..llm import LLM
+from ..memory import Holdings, release_buffers
 from ..results import Piece
+from ..sessions.bank import BankFigures
+from ..sessions.disk.shared import Shared
+from ..sessions.disk.store import DiskFigures
 from ..stream import Answer
 from .errors import Loading, QueueFull
-from .metrics import Metrics
+from .metrics import ModelMetrics
+from .turns import Turns
 
 __all__ = ["EngineService", "Ticket"]
 
@@ -32,8 +38,10 @@ log = logging.getLogger(__name__)
 Received = Piece | Exception
 
 _DISK_SECONDS = 3.0  # that the first request may wait for what is on disk; weights never seen before take longer
+_DISK_CLOSE_SECONDS = 10.0  # that what is on its way to the disk may take at the end
 _IDLE_SECONDS = 10.0  # without a row, after which MLX's spare buffers are given back
 _TIDY_SECONDS = 60.0  # between looks at what an idle server could let go
+_BESIDE_SECONDS = 0.02  # between looks at whether rows of another model have left an answer its memory
 
 _NO_MODEL = "there is no model to answer with; the server's log says why"
 
@@ -72,10 +80,14 @@ class EngineService:
         waiting: most answers that wait for a place.
         metrics: where counts go.
         owners: how many API keys share the session cache.
+        turns: shared with the engines of other models on the device.
+        shared: the session cache on disk, likewise.
+        busy: whether any of them has answers that run or wait; by default whether this one has.
 
     Attributes:
         disk: warm prefixes on disk; None as long as there is no model.
         beyond_repair: asked when the engine broke off: why nothing can be decoded any more, if that is so.
+        on_admitted: called on the engine's thread when an answer takes memory of what all models share.
     """
 
     def __init__(
@@ -84,8 +96,11 @@ class EngineService:
         *,
         rows: int,
         waiting: int,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         owners: int = 1,
+        turns: Turns | None = None,
+        shared: Shared | None = None,
+        busy: Callable[[], bool] | None = None,
     ) -> None:
         self._load = load
         self._owners = owners
@@ -99,15 +114,27 @@ class EngineService:
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._llm: LLM | None = None
+        self._turns = turns or Turns()
+        self._shared = shared
+        self._any_busy = busy or (lambda: self.busy)
+        self._decided = threading.Event()  # whether there is a model
         self.disk: DiskSessions | None = None
         self.beyond_repair: Callable[[], SelfdraftError | None] = lambda: None
+        self.on_admitted: Callable[[], object] = lambda: None
         self.metrics = metrics
-        metrics.watch(lambda: self.session_figures)
         self.failure: BaseException | None = None
 
-    def start(self) -> None:
-        """Begin to load the model; in time it is `ready`, or `failure` says why not."""
+    def open(self) -> EngineService:
+        """Load the model, and wait until it is there.
+
+        Raises:
+            Exception: why it cannot be loaded.
+        """
         self._thread.start()
+        self._decided.wait()
+        if self.failure is not None:
+            raise self.failure
+        return self
 
     @property
     def llm(self) -> LLM:
@@ -182,19 +209,35 @@ class EngineService:
             self._stopping = True
         self._mailbox.put(lambda: None)  # it may sleep
 
-    def stop(self) -> None:
-        """Cancel what runs and waits, and end the thread."""
+    def stop(self, *, save_prefixes: float = 0) -> None:
+        """Cancel what runs and waits, end the thread, and give the model's memory back.
+
+        Args:
+            save_prefixes: seconds that warm prefixes may take to get to the disk, if they were not to go there yet; 0
+                leaves them, for whoever waits for the program to end.
+        """
         self.drain()
         self._mailbox.put(lambda: self._drop([*self._waiting, *self._running]))
         # A model that is still being loaded is not waited for any longer, and a thread that hangs not at all.
         self._thread.join(10 if self.failure is None else 1)
-        if self.disk is not None:
-            self.disk.close()
         self._give_fans_back()
+        if self.disk is not None:
+            if save_prefixes:
+                self.disk.save(save_prefixes)
+            self.disk.close(save_prefixes or _DISK_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._llm = self.disk = None
+            gc.collect()  # a model's parts know each other
+            release_buffers()
+
+    def make_room(self) -> None:
+        """Have warm prefixes give way to what other models hold by now, soon."""
+        self._mailbox.put(self._make_room)
 
     def fail(self, error: SelfdraftError) -> None:
         """End everything with an error, from another thread: the engine's waits for what never comes."""
         self.failure = error
+        self._decided.set()  # who waits for the model waits for nothing
         self._fail_all(error)
 
     @property
@@ -213,21 +256,28 @@ class EngineService:
         return self._stopping
 
     @property
-    def session_figures(self) -> dict[str, object]:
-        """Figures of the warm prefixes, in memory and on disk; read without waiting for the engine."""
-        memory = self._llm.sessions if self._llm else None
-        on_disk = self.disk.figures if self.disk else None
-        caches = {"session_cache": memory.figures if memory else None, "session_disk": on_disk}
-        return {name: figures for name, figures in caches.items() if figures is not None}
+    def session_figures(self) -> BankFigures | None:
+        """Figures of the warm prefixes in memory; read without waiting for the engine."""
+        return self._llm.sessions.figures if self._llm and self._llm.sessions else None
 
     @property
-    def memory_figures(self) -> dict[str, int]:
-        """Bytes that the model may use, that its weights take, and that the answers which run may come to hold."""
-        promised = together(ticket.need for ticket in list(self._running))
-        if self._llm is None:
-            return {"promised_to_rows": promised}
-        granted = self._llm.budget.granted
-        return {"budget": granted.total, "weights": granted.weights, "promised_to_rows": promised}
+    def disk_figures(self) -> DiskFigures | None:
+        """Of those on disk."""
+        return self.disk.figures if self.disk else None
+
+    @property
+    def holdings(self) -> Holdings:
+        """Bytes of the weights, of the rows as long as they may become, and of the warm prefixes in memory."""
+        rows = together(ticket.need for ticket in list(self._running))
+        llm = self._llm
+        if llm is None:
+            return Holdings(rows=rows)
+        return Holdings(llm.budget.granted.weights, rows, llm.session_bytes)
+
+    @property
+    def budget(self) -> int:
+        """Bytes that it may use together with other models; 0 before it is there."""
+        return self._llm.budget.granted.total if self._llm else 0
 
     @property
     def figures(self) -> dict[str, int]:
@@ -246,23 +296,27 @@ class EngineService:
             llm = self._load()
             reply = llm.budget.reply_tokens()
             llm.defaults["max_tokens"] = min(llm.defaults.get("max_tokens", reply), reply)
-            self.disk = DiskSessions(llm, busy=lambda: self.busy, owners=self._owners)
+            self.disk = DiskSessions(llm, busy=self._any_busy, owners=self._owners, shared=self._shared)
             self.disk.ready(_DISK_SECONDS)
             self._llm = llm  # from here on requests come in
+            self._decided.set()
             while self._turn(llm):
                 pass
         except BaseException as error:
             self.failure = error
             log.error("the engine's thread ended: %s", error, exc_info=not isinstance(error, SelfdraftError))
             self._fail_all(error)
+        finally:
+            self._decided.set()
 
     def _turn(self, llm: LLM) -> bool:
         """Obey the mailbox, admit, step, hand out. False when there is nothing more to do."""
-        self._obey(wait=not llm.engine.rows and not self._waiting)
+        self._obey(wait=not llm.engine.rows)
         self._admit()
         if llm.engine.rows:
             try:
-                llm.engine.step()
+                with self._turns:
+                    llm.engine.step()
             except Exception:  # its rows carry the error to their readers
                 log.exception("a step of the engine was broken off")
                 self._end_if_beyond_repair()
@@ -283,6 +337,11 @@ class EngineService:
         """Sleep until there is something to do; after a while give spare buffers back, and now and then let go what
         nobody used for long."""
         assert self._llm is not None
+        if self._waiting:  # for rows of another model to end
+            try:
+                return self._mailbox.get(timeout=_BESIDE_SECONDS)
+            except queue.Empty:
+                return lambda: None
         released = False
         while True:
             try:
@@ -297,12 +356,13 @@ class EngineService:
         assert self._llm is not None
         while self._waiting and len(self._running) < self._most_rows:
             needs = [ticket.need for ticket in (*self._running, self._waiting[0])]
-            if self._running and not self._llm.budget.fits(together(needs)):
+            if not self._llm.budget.fits_now(together(needs)):
                 return  # it fits alone, as `submit` checked; wait for others to end
             ticket = self._waiting.popleft()
             self._running.append(ticket)
             self.metrics.queue_seconds.observe(time.perf_counter() - ticket.submitted)
             self._make_room(ticket.need.bytes)
+            self.on_admitted()
             try:
                 ticket.answer.begin()
             except Exception as error:
@@ -333,7 +393,8 @@ class EngineService:
         """Keep what ended answers leave for the next turn, once their readers have them."""
         for ticket in ended:
             try:
-                ticket.answer.settle()
+                with self._turns:
+                    ticket.answer.settle()
             except Exception:
                 log.exception("the state behind an answer could not be kept; the next turn forwards its prompt again")
                 self._end_if_beyond_repair()

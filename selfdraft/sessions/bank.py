@@ -96,6 +96,10 @@ class SessionBank:
         """Use what a disk holds, and leave boundaries there, from the next call on. Any thread may call this."""
         self._arrivals.put((disk, records))
 
+    def store_all(self) -> None:
+        """Have what is only in memory written to the disk that was attached."""
+        self._take_arrivals()
+
     def resume(self, scope: str, prompt: Ids, *, longer_than: int, drafts: bool) -> tuple[Node, Boundary] | None:
         """The longest boundary that begins `prompt`; None unless it has more than `longer_than` tokens.
 

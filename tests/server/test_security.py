@@ -23,7 +23,7 @@ from selfdraft.llm import LLM
 from selfdraft.prompts import LOCAL
 from selfdraft.server import security
 from selfdraft.server.config import load_server_settings
-from selfdraft.server.registry import Registry
+from selfdraft.server.registry import Given, Registry
 from selfdraft.server.security import host_name, is_loopback, owner_of
 
 from .conftest import Running, running
@@ -295,15 +295,15 @@ def test_settings_are_checked_and_a_key_is_not_shown(monkeypatch: pytest.MonkeyP
 
 
 def test_names_of_models() -> None:
-    registry = Registry("owner/name", ("fast", "gpt-4o=owner/name"), lenient=False)
+    registry = Registry([Given.parse("owner/name")], ("fast", "gpt-4o=owner/name"), lenient=False)
     assert registry.names == ["owner/name", "fast", "gpt-4o"]
-    assert registry.resolve("gpt-4o") == "gpt-4o"
-    assert registry.resolve(None) == registry.resolve("default") == "owner/name"
+    assert registry.resolve("gpt-4o") == ("gpt-4o", "owner/name")
+    assert registry.resolve(None) == registry.resolve("default") == ("owner/name", "owner/name")
     with pytest.raises(ModelNotFound, match="fast"):
         registry.resolve("/etc/passwd")
-    assert Registry("/home/x/models/nano/", lenient=True).resolve("claude-opus") == "nano"
+    assert Registry([Given.parse("/home/x/models/nano/")], lenient=True).resolve("claude-opus") == ("nano", "nano")
     with pytest.raises(InvalidRequest, match="--alias"):
-        Registry("a", ("b=c",), lenient=True)
+        Registry([Given.parse("a")], ("b=c",), lenient=True)
 
 
 PATHS = ("../../etc/passwd", "/etc/passwd", "~/.ssh/id_rsa", "Qwen/Qwen3-0.6B", "file:///etc", "..", ".", "", "a\x00b")

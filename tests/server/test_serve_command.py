@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from selfdraft.cli.app import main
+from selfdraft.cli.server_client import served_model
 
 from .conftest import within
 
@@ -31,7 +32,7 @@ def home(tmp_path: Path) -> dict[str, str]:
 @contextmanager
 def serving(folder: Path, home: dict[str, str], *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(
-        [*COMMAND, "serve", "--model", str(folder), "--port", "0", *arguments],
+        [*COMMAND, "serve", str(folder), "--port", "0", *arguments],
         env=home,
         stderr=subprocess.PIPE,
         text=True,
@@ -112,3 +113,51 @@ def test_bad_flags_are_refused_before_a_model_is_loaded(control: Callable[..., t
         code, _, said = control("serve", *arguments)
         assert code == 2, said
         assert expected in said
+
+
+def test_several_models_are_served_by_name_and_the_first_is_the_default(
+    nano_folder: Path, home: dict[str, str]
+) -> None:
+    with serving(nano_folder, home, f"small={nano_folder}", "--alias", "tiny=small", "--idle-ttl", "5m") as (_, url):
+        listed = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
+        assert {each["id"]: each["state"] for each in listed} == {
+            "nano": "loaded",
+            "small": "unloaded",
+            "tiny": "unloaded",
+        }
+        model = served_model(url, name="small")  # has it loaded
+        assert (model.name, model.context) == ("small", 4096)
+        assert httpx.get(f"{url}/v1/models/tiny", trust_env=False).json()["state"] == "loaded"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["{nano}", "{nano}/"], 1, "two models would be called 'nano': serve one as NAME="),
+        (["{nano}", "nobody/nothing"], 1, "'nobody/nothing' is no local folder, and not among the models"),
+        (["{nano}", "b={nano}/none"], 1, "no model"),
+        (["{nano}", "--alias", "x=y"], 1, "not the model that is served, nano"),
+        (["{nano}", "b={nano}", "--alias", "b"], 1, "means another model already"),
+        (["{nano}", "--alias", "default=b", "b={nano}"], 1, "'default' means another model already"),
+        (["{nano}", "--max-loaded-models", "0"], 2, "--max-loaded-models"),
+        (["{nano}", "--idle-ttl", "soon"], 2, "90s, 5m, 1h30m or 2d; got 'soon'"),
+        (["{nano}", "--idle-ttl", "-5"], 2, "--idle-ttl"),
+    ],
+)
+def test_models_that_cannot_be_served_are_refused_at_the_start(
+    nano_folder: Path, control: Callable[..., tuple[int, str, str]], arguments: list[str], code: int, said: str
+) -> None:
+    given = [each.replace("{nano}", str(nano_folder)) for each in arguments]
+    found, _, error = control("serve", "--port", "0", *given)
+    assert said in error
+    assert found == code
+
+
+def test_models_may_stand_in_the_settings(
+    nano_folder: Path, home: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "settings.toml").write_text(f'[server]\nmodels = ["b={nano_folder}"]\nidle_ttl = "1m"\nlazy = true\n')
+    home["SELFDRAFT_CONFIG_DIR"] = str(tmp_path)
+    with serving(nano_folder, home) as (_, url):
+        listed = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"]
+        assert [(each["id"], each["state"]) for each in listed] == [("nano", "unloaded")]

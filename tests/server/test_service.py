@@ -136,8 +136,8 @@ def test_an_idle_server_gives_spare_buffers_back_once(
         lines = counted(server)
         granted = server.service.llm.budget.granted
     assert rows == [0, 0]
-    assert "selfdraft_memory_releases_total 2.0" in lines
-    assert "selfdraft_memory_released_bytes_total 200.0" in lines
+    assert 'selfdraft_memory_releases_total{model_name="nano"} 2.0' in lines
+    assert 'selfdraft_memory_released_bytes_total{model_name="nano"} 200.0' in lines
     for kind, size in (("budget", granted.total), ("weights", granted.weights), ("promised_to_rows", 0)):
         (line,) = [line for line in lines if f'kind="{kind}"' in line]
         assert float(line.split()[-1]) == size

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import mlx.core as mx
 import pytest
 
 import selfdraft
+from selfdraft import keeping
 from selfdraft.engine import Engine, Request
 from selfdraft.keeping import DiskSessions
 from selfdraft.llm import LLM
@@ -286,6 +288,27 @@ def test_a_model_goes_on_after_a_restart(opened: Callable[..., tuple[LLM, DiskSe
     assert cached > 50
     assert disk.figures is not None
     assert disk.figures.read_bytes > 0
+
+
+def test_a_model_that_leaves_before_its_files_are_known_saves_what_it_has(
+    opened: Callable[..., tuple[LLM, DiskSessions]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, identity = threading.Event(), keeping.identity
+
+    def slowly(*given: Any) -> str:
+        assert known.wait(20)
+        return identity(*given)
+
+    monkeypatch.setattr(keeping, "identity", slowly)
+    llm, disk = opened()
+    text, _ = asked(llm)
+    threading.Timer(0.2, known.set).start()
+    disk.save(20)
+    llm, disk = opened()
+    assert disk.ready(20)
+    again, cached = asked(llm)
+    assert again == text
+    assert cached > 50
 
 
 def test_ids_of_an_answer_are_served_again_after_a_restart(opened: Callable[..., tuple[LLM, DiskSessions]]) -> None:

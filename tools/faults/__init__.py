@@ -23,6 +23,7 @@ from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
+from .several import FAULTS as SEVERAL
 from .tray import FAULTS as TRAY
 from .tuning import FAULTS as TUNING
 from .vision import FAULTS as VISION
@@ -32,6 +33,7 @@ __all__ = ["FAULTS", "Fault"]
 FAULTS = [
     *ENGINE,
     *SERVER,
+    *SEVERAL,
     *IMAGES,
     *SESSIONS,
     *DISK,

@@ -10,15 +10,15 @@ FAULTS = [
     Fault(
         "weights that do not fit are read",
         "memory.py",
-        "if weights >= total:",
+        "if weights >= total - beside:",
         "if False:",
         "tests/test_budget.py -k weights_that",
     ),
     Fault(
         "a limit of the user is cut to what is free",
         "memory.py",
-        "total = free_memory() if limit is None else limit",
-        "total = free_memory() if limit is None else min(limit, free_memory())",
+        "total = free_memory() + beside if limit is None else limit",
+        "total = free_memory() + beside if limit is None else min(limit, free_memory())",
         "tests/test_budget.py -k user_wins",
     ),
     Fault(
@@ -31,14 +31,14 @@ FAULTS = [
     Fault(
         "a limit beyond all machines is more than MLX can be told",
         "memory.py",
-        "min(self.total + mx.get_active_memory(), _MOST)",
+        "min(self.total - self.beside + mx.get_active_memory(), _MOST)",
         "self.total + mx.get_active_memory()",
         "tests/test_budget.py -k beyond_all",
     ),
     Fault(
         "the limit of MLX forgets what it holds already",
         "memory.py",
-        "total = min(self.total + mx.get_active_memory(), _MOST)",
+        "total = min(self.total - self.beside + mx.get_active_memory(), _MOST)",
         "total = min(self.total, _MOST)",
         "tests/test_budget.py -k mlx_is_told",
     ),
@@ -52,7 +52,7 @@ FAULTS = [
     Fault(
         "spare buffers may be as large as the weights, too",
         "memory.py",
-        "mx.set_cache_limit(min(self.total - self.weights, own.cache))",
+        "mx.set_cache_limit(min(self.total - self.beside - self.weights, own.cache))",
         "mx.set_cache_limit(min(self.total, own.cache))",
         "tests/test_budget.py -k mlx_is_told",
     ),

@@ -15,12 +15,10 @@ from ...errors import (
     OutOfMemoryBudget,
     SelfdraftError,
 )
-from ..errors import HttpError, Loading, QueueFull
+from ..errors import HttpError, LoadFailed, Loading, NoRoom, QueueFull
 from .limits import RequestTooLarge
 
 __all__ = ["Failure", "describe", "headers"]
-
-_LOADING_RETRY = 2  # seconds
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,10 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (InvalidRequest, 400, "invalid_request"),
     (ModelNotFound, 404, "model_not_found"),
     (QueueFull, 429, "rate_limit_exceeded"),
+    (NoRoom, 503, "no_room_for_model"),
     (Loading, 503, "model_loading"),
     (GroupBroken, 503, "group_broken"),
+    (LoadFailed, 500, "model_load_failed"),
     (NonFiniteLogits, 500, "server_error"),
 )
 
@@ -68,10 +68,8 @@ def describe(exception: BaseException) -> Failure:
 def headers(exception: BaseException) -> dict[str, str]:
     """HTTP headers that go with the error, such as Retry-After where another try makes sense."""
     match exception:
-        case QueueFull():
+        case QueueFull() | Loading():
             return {"Retry-After": str(max(1, math.ceil(exception.retry_after)))}
-        case Loading():
-            return {"Retry-After": str(_LOADING_RETRY)}
         case HttpError(status=401):
             return {"WWW-Authenticate": "Bearer"}
         case HttpError(status=408):

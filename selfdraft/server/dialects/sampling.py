@@ -11,7 +11,9 @@ from pydantic import Field
 from ...errors import InvalidRequest
 from ...params import SamplingParams
 from ...text.template import TEMPLATE_VARIABLES
+from ..durations import seconds
 from ..jobs import OutputFormat
+from ..pool import STAY
 from . import limits
 from .limits import at_most, check_depth
 from .wire import WireModel
@@ -42,6 +44,22 @@ class SamplingFields(WireModel):
     enable_thinking: bool | None = None
     thinking_budget: Count | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    keep_alive: float | str | None = None
+
+    @property
+    def stay(self) -> float | None:
+        """Seconds that the model is to stay loaded when it is idle; None for the server's own rule.
+
+        Raises:
+            InvalidRequest: no span of time.
+        """
+        if self.keep_alive is None:
+            return None
+        try:
+            stay = seconds(self.keep_alive)
+        except ValueError as error:
+            raise InvalidRequest(f"keep_alive: {error}; got {self.keep_alive!r}"[:300], param="keep_alive") from error
+        return STAY if stay < 0 else stay
 
     def sampling(self, *, max_tokens: int | None, logprobs: int | None = None) -> SamplingParams:
         """Our parameters.

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,6 +23,7 @@ from .archive import Archive
 from .catalogue import Entry
 from .folder import Damaged, Held
 from .index import Part, Row
+from .shared import Opened, Shared
 from .tensors import join
 from .writer import Offer, Stored, Writer
 
@@ -102,6 +104,8 @@ class DiskStore:
         max_pending: most bytes of arrays that wait to be written, if more than one boundary waits.
         owners: how many scopes there may be: each has an equal part of what waits and of an hour's writes.
         kv_bits: 8 to store spans quantised, smaller but not exact; None as they are. Part of the identity.
+        shared: of all stores of this process on the folder, where there are several: the bounds of the first hold, and
+            the figures are those of all.
     """
 
     def __init__(
@@ -119,25 +123,24 @@ class DiskStore:
         max_pending: int = _PENDING,
         owners: int = 1,
         kv_bits: int | None = None,
+        shared: Shared | None = None,
     ) -> None:
         self._identity = identity if kv_bits is None else f"{identity}-kv{kv_bits}"
+        self._model = model
         self._kv_bits = kv_bits
         self._reads = read
         self._read_bytes = self._damaged = 0
-        self._archive = _opened(root, max_bytes)
-        self._writer: Writer | None = None
-        if self._archive and self._archive.writing:
-            self._writer = Writer(
-                self._archive,
-                identity=self._identity,
-                model=model,
-                writes_per_hour=writes_per_hour,
-                max_pending=max_pending,
-                owners=owners,
-                unit=unit,
-                busy=busy,
-                clock=clock,
-            )
+        self._shared: Shared | None = shared or Shared()
+        write = partial(
+            Writer,
+            writes_per_hour=writes_per_hour,
+            max_pending=max_pending,
+            owners=owners,
+            unit=unit,
+            busy=busy,
+            clock=clock,
+        )
+        self._archive, self._writer = self._shared.take(lambda: _opened(root, max_bytes, write))
 
     @property
     def reads(self) -> bool:
@@ -191,6 +194,8 @@ class DiskStore:
             span = quantised(span, self._kv_bits)
         return self._writer.offer(
             Offer(
+                identity=self._identity,
+                model=self._model,
                 parent=parent,
                 scope=scope,
                 ids=np.asarray(ids, dtype="<i4").tobytes(),
@@ -235,8 +240,9 @@ class DiskStore:
 
     def close(self, timeout: float = 10.0) -> None:
         """Write what was taken, for `timeout` seconds at most, and give the folder back."""
-        if self._writer:
-            self._writer.close(timeout)
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.give(timeout)
 
     def _read(self, stored: Stored, part_of: Callable[[Row], Part]) -> dict[str, mx.array]:
         archive, entry = self._archive, stored.entry
@@ -260,19 +266,20 @@ class DiskStore:
             yield content
 
 
-def _opened(root: Path, max_bytes: int) -> Archive | None:
+def _opened(root: Path, max_bytes: int, write: Callable[[Archive], Writer]) -> Opened:
     """The folder, to write there or, if that does not go, to read there."""
     try:
-        return Archive(root, max_bytes, writing=True)
+        archive = Archive(root, max_bytes, writing=True)
+        return archive, write(archive)
     except Held as held:
         log.warning("%s: what is there is read, and nothing is stored", held)
     except (OSError, sqlite3.Error) as error:
         log.warning("the session cache in %s cannot be written (%s): what is there is read", root, error)
     try:
-        return Archive(root, max_bytes, writing=False)
+        return Archive(root, max_bytes, writing=False), None
     except (OSError, sqlite3.Error) as error:
         log.debug("nor can it be read: %s", error)
-        return None
+        return None, None
 
 
 def _record(entry: Entry) -> Record:

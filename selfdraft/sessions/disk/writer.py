@@ -57,8 +57,10 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """A boundary to be written; see `DiskStore.offer`."""
+    """A boundary to be written; see `DiskStore.offer`. `identity` and `model` say whose it is."""
 
+    identity: str
+    model: str
     parent: Stored | None
     scope: str
     ids: bytes
@@ -75,7 +77,6 @@ class Writer:
 
     Args:
         archive: closed at the end.
-        identity, model: what is written belongs to.
         writes_per_hour, max_pending, owners, unit: bounds; see `DiskStore`.
         busy, clock: see there.
     """
@@ -84,8 +85,6 @@ class Writer:
         self,
         archive: Archive,
         *,
-        identity: str,
-        model: str,
         writes_per_hour: int,
         max_pending: int,
         owners: int,
@@ -94,8 +93,6 @@ class Writer:
         clock: Callable[[], float],
     ) -> None:
         self._archive = archive
-        self._identity = identity
-        self._model = model
         self._writes_per_hour = writes_per_hour // owners  # of each of them
         self._max_pending = max_pending // owners
         self._unit = unit
@@ -234,8 +231,8 @@ class Writer:
         entry = None
         try:
             row = Row(
-                identity=self._identity,
-                model=self._model,
+                identity=offer.identity,
+                model=offer.model,
                 scope=offer.scope,
                 parent=parent.row.key if parent else None,
                 ids=offer.ids,
