@@ -256,9 +256,7 @@ def _adapter_rows(adapter: dict[str, Any] | None) -> list[tuple[str, str]]:
         return []
     ranks = ", ".join(map(str, adapter["ranks"]))
     what = f"{adapter['name']}: {adapter['method']} of rank {ranks} in {adapter['format']}'s format"
-    return [
-        ("adapter", f"{what}; {adapter['fused']} dense layers changed, {adapter['beside']} quantised ones beside it")
-    ]
+    return [("adapter", f"{what}; changed: {adapter['fused']} dense, {adapter['beside']} quantised")]
 
 
 def _stamp_rows(stamp: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -52,7 +52,7 @@ def sandbox(tmp_path: Path, hub: str) -> Iterator[Sandbox]:
 def run(block: Block, sandbox: Sandbox) -> list[str]:
     """What went wrong in a block."""
     wrong = []
-    if block.language == "python":
+    if block.language == "python" and not block.need:
         ran = sandbox.python(block.text)
         wrong += [f"{block.place}: exit code {ran.code}\n{ran.output}"] if ran.code else []
     for command in commands(block):

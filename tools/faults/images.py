@@ -211,7 +211,7 @@ FAULTS = [
     ),
     Fault(
         "every model says that it reads images",
-        "server/app.py",
+        "server/served.py",
         '["text", "image"] if llm.vision else ["text"]',
         '["text", "image"]',
         "tests/server/test_images_served.py::test_models_say_what_they_read",
