@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import queue
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from .rendezvous import meet_leader
 
 __all__ = ["follow"]
 
-log = logging.getLogger(__name__)
+_HEARD = 2.0  # seconds until the end of rank 0 is heard of, where the device notices it first
 
 
 def follow(group: Group, mine: Mapping[str, str], granted: Allowance, build: Callable[[], LoadedModel]) -> None:
@@ -48,12 +48,30 @@ def follow(group: Group, mine: Mapping[str, str], granted: Allowance, build: Cal
         while (message := _next(told))[0] != "end":
             part.obey(message)
     except Exception as error:
+        if _told_to_end(told):
+            return
         link.send(["failed", f"{type(error).__name__}: {error}"])
         raise
     finally:
         link.close()
     if message[1]:
         raise SelfdraftError(message[1])
+
+
+def _told_to_end(told: queue.SimpleQueue[Message | SelfdraftError]) -> bool:
+    """Whether rank 0 ended in good order, so that what this rank still computed is wanted by nobody.
+
+    Raises:
+        SelfdraftError: rank 0 is lost.
+    """
+    with contextlib.suppress(queue.Empty):
+        while True:
+            message = told.get(timeout=_HEARD)
+            if isinstance(message, SelfdraftError):
+                raise message
+            if message == ["end", ""]:
+                return True
+    return False
 
 
 def _next(told: queue.SimpleQueue[Message | SelfdraftError]) -> Message:

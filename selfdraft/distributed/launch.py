@@ -147,12 +147,22 @@ def _signals_to(first: Callable[[], list[int]], everyone: Callable[[], list[int]
 
 
 def _started_by(process: subprocess.Popen[bytes]) -> list[int]:
-    """Processes of the ranks, or of ssh for them, in their order."""
+    """Processes of the ranks, or of ssh for them; that of rank 0 first, as far as can be told."""
     try:
         children = psutil.Process(process.pid).children()
     except psutil.NoSuchProcess:
         return []
-    return [child.pid for child in sorted(children, key=lambda child: (child.create_time(), child.pid))]
+    return [
+        child.pid for child in sorted(children, key=lambda child: (_rank_of(child), child.create_time(), child.pid))
+    ]
+
+
+def _rank_of(process: psutil.Process) -> str:
+    """Its rank; "" for one of ssh."""
+    try:
+        return process.environ().get("MLX_RANK", "")
+    except psutil.Error:
+        return ""
 
 
 def _copy_errors(process: subprocess.Popen[bytes], broken: list[tuple[int, int]]) -> None:

@@ -160,4 +160,4 @@ def test_a_host_file_starts_ranks_through_mlx_launch(folder: Path, tmp_path: Pat
     with serving(folder, tmp_path, "--hosts", str(hosts)) as group:
         assert ask(group, 4)
         group.process.send_signal(signal.SIGTERM)
-        assert group.ended(2 * SOON) == 0, group.said
+        assert group.ended(4 * SOON) == 0, group.said
