@@ -22,8 +22,9 @@ import pytest
 
 import selfdraft
 from selfdraft.errors import SelfdraftError
-from selfdraft.llm import LLM, weight_bytes
+from selfdraft.llm import LLM
 from selfdraft.memory import Holdings
+from selfdraft.opening import weight_bytes
 from selfdraft.params import SamplingParams
 from selfdraft.server.registry import Given
 from selfdraft.server.served import ServedModel

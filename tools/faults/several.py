@@ -103,8 +103,8 @@ FAULTS = [
     Fault(
         "a model believes that it is alone in the memory",
         "llm.py",
-        "engine, notes, settings, granted, beside)",
-        "engine, notes, settings, granted)",
+        "weights=self.weights_bytes), parts.beside)",
+        "weights=self.weights_bytes))",
         f"{_SEVERAL}::test_rows_of_all_models_share_the_limit",
     ),
     Fault(
