@@ -15,6 +15,7 @@ start: setup ## choose a model once, and talk with it; without a terminal the bu
 
 test: ## all tests that need no more than this machine; under 15 minutes on 2 cores
 	@sh scripts/setup.sh test
+	@sh scripts/setup_models.sh
 	$(PY) -m pytest -n 2 --dist worksteal
 
 test-full: ## the whole parity grid: 50 prompts x 128 tokens x depths 0-5 x bf16/4-bit/8-bit; takes an hour
@@ -85,5 +86,5 @@ release-check: ## what docs/release.md asks before an upload, as far as a progra
 	@.venv-packaging/bin/python tools/release/check.py
 
 clean: ## remove the environments, builds and caches
-	rm -rf .agents .venv .venv-clients .venv-docs .venv-packaging .venv-proxy .venv-reference build/site dist \
+	rm -rf .agents .models .venv .venv-clients .venv-docs .venv-packaging .venv-proxy .venv-reference build/site dist \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -12,7 +12,8 @@ SelfdraftError
 ├── TrayError           no icon can be shown here, or it cannot start a server
 ├── ServiceError        the operating system's service manager is not there, or refuses
 ├── OutOfMemoryBudget   the memory that weights or an answer need is not there
-└── NonFiniteLogits     the model produced NaN or infinity while decoding
+├── NonFiniteLogits     the model produced NaN or infinity while decoding
+└── NonFiniteOutput     an embedding or a score is NaN or infinite
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ __all__ = [
     "InvalidRequest",
     "ModelNotFound",
     "NonFiniteLogits",
+    "NonFiniteOutput",
     "OutOfMemoryBudget",
     "SelfdraftError",
     "ServiceError",
@@ -92,3 +94,7 @@ class OutOfMemoryBudget(SelfdraftError):
 
 class NonFiniteLogits(SelfdraftError):
     """The model produced NaN or infinite logits; decoding stops instead of emitting noise."""
+
+
+class NonFiniteOutput(SelfdraftError):
+    """An embedding or a score is NaN or infinite; nothing of the answer is sent."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ModelNotFound
+from ..errors import CheckpointError, ModelNotFound
 from .command import command
 from .flags import flag
 from .found_models import FoundModel, described, gigabytes
@@ -46,6 +46,7 @@ def pull(
     from ..hub.listing import list_files
     from ..hub.names import parse
     from ..hub.pull import plan
+    from ..retrieval import reads_texts
     from ..settings import load_settings
 
     wanted = parse(model)
@@ -70,6 +71,9 @@ def pull(
     if not dry_run:
         _fetch(planned)
         found = described(wanted.repository, planned.listing.folder, settings, "pulled", planned.listing.commit)
+        if found.problem and reads_texts(found.folder):
+            served = f"selfdraft serve --embedding-model {wanted.repository}, or --rerank-model"
+            found = dataclasses.replace(found, problem=f"writes no text, but embeds or ranks: {served}")
         more, rows = _what_runs(found)
         report |= more
     if as_json:
@@ -90,6 +94,8 @@ def _fetch(planned: Plan) -> None:
     """Pull, and tell how it goes: on a terminal by a bar, else by lines."""
     from ..hub.pull import Watch, pull
     from ..models.checkpoint import Companion, accept, classify
+    from ..retrieval import plan as look
+    from ..retrieval import reads_texts
 
     name = planned.listing.model
     with Bar(f"pulling {name}", "bytes") as bar:
@@ -103,10 +109,18 @@ def _fetch(planned: Plan) -> None:
             say(f"{file.name} is not what the Hub lists: removed, and fetched again")
 
         def judge(folder: Path, files: Sequence[str]) -> None:
-            with suppress(Companion):  # which is fetched for the model that it belongs to
+            try:
                 accept(folder, files)
+            except Companion:  # which is fetched for the model that it belongs to
+                return
+            except CheckpointError:
+                if not reads_texts(folder):
+                    raise
 
         def examine(folder: Path) -> None:
+            if reads_texts(folder):
+                look(folder)
+                return
             with suppress(Companion):
                 classify(folder)
 

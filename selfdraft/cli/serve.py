@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..distributed.environment import started_in_group
+from ..distributed.environment import answers_requests, started_in_group
 from ..errors import InvalidRequest
 from ..source import REFERENCE, find_model
 from .command import command
 from .flags import EngineFlags, SessionFlags, TraceFlags, flag, number, refusal, whole
 from .group import GroupFlags, as_rank
 from .image_flags import ImageFlags
+from .retrieval_flags import RetrievalFlags
 from .session import model_id, open_model
 from .terminal import dim
 
@@ -41,7 +42,7 @@ _MOST_LOGGED = 8 * 2**20  # bytes of a file
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeFlags(ImageFlags):
+class ServeFlags(ImageFlags, RetrievalFlags):
     """A flag for every field of `ServerSettings` but the key itself, under the same name."""
 
     models: Annotated[
@@ -174,7 +175,8 @@ class ServeFlags(ImageFlags):
         given = {name: value for name, value in given.items() if value not in (None, [])}
         try:
             settings = load_server_settings(**given)
-            settings.access()
+            if answers_requests():
+                settings.access()
         except InvalidRequest as error:
             if (error.param or "") not in given:
                 raise
@@ -327,4 +329,4 @@ def _served(model: Given, settings: ServerSettings, leader: Leader | None, *, fi
 
     if leader is None:
         return ServedModel(model, weights, load)
-    return ServedModel(model, weights, load, leader.beyond_repair)
+    return ServedModel(model, weights, load, leader.beyond_repair, pinned=True)  # ranks load their parts once

@@ -85,7 +85,8 @@ def _listed(url: str, key: str | None, name: str | None) -> dict[str, Any]:
     body = _get(url, "/v1/models", key)
     if "error" in body:
         raise SelfdraftError(f"{url}: {body['error']['message']}")
-    listed: list[dict[str, Any]] = body["data"]
+    # What else is listed embeds or ranks, and cannot be talked with.
+    listed: list[dict[str, Any]] = [each for each in body["data"] if each.get("type", "model") == "model"]
     return next((each for each in listed if each["id"] == name), listed[0])
 
 

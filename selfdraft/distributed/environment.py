@@ -8,7 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import Literal, get_args
 
-__all__ = ["BACKENDS", "Backend", "leader_address", "rank", "started_in_group"]
+__all__ = ["BACKENDS", "Backend", "answers_requests", "leader_address", "rank", "started_in_group"]
 
 Backend = Literal["ring", "nccl", "jaccl", "jaccl-ring", "mpi"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -32,6 +32,11 @@ def started_in_group(environment: Mapping[str, str] = os.environ) -> Backend | N
 def rank(environment: Mapping[str, str] = os.environ) -> int:
     """Which of the processes this is."""
     return int(environment.get("MLX_RANK") or environment[_MARKS["mpi"]])
+
+
+def answers_requests(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process is alone or rank 0: the keys of clients, and what guards an address, are its business."""
+    return started_in_group(environment) is None or rank(environment) == 0
 
 
 def leader_address(backend: str, environment: Mapping[str, str] = os.environ) -> str:

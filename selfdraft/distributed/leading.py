@@ -55,6 +55,7 @@ class Leader:
         self.lost = lost
         self.failure: GroupBroken | None = None
         self._broken = threading.Event()
+        self._closing = False
         self._links: dict[int, Link] = {}
         self._numbers = count(1)
 
@@ -102,8 +103,10 @@ class Leader:
 
     def beyond_repair(self) -> GroupBroken:
         """Why nothing can be decoded once a forward was broken off: other ranks stand in the middle of it."""
-        self._broken.wait(_HEARD)
-        return self.failure or GroupBroken("a forward was broken off on rank 0, and the others cannot go on from there")
+        if not self._broken.wait(_HEARD):
+            self._break(GroupBroken("a forward was broken off on rank 0, and the others cannot go on from there"))
+        assert self.failure is not None
+        return self.failure
 
     @property
     def control_bytes(self) -> int:
@@ -123,6 +126,7 @@ class Leader:
 
     def close(self, why: str = "") -> None:
         """End the other ranks: with an error if there is one to tell."""
+        self._closing = True
         self.tell(["end", why])
         for link in self._links.values():
             link.close(patience=0 if self.failure else _HEARD)
@@ -133,11 +137,15 @@ class Leader:
         self._lose(rank, SelfdraftError(f"rank {rank} broke down; the log says why"))
 
     def _lose(self, rank: int, error: SelfdraftError) -> None:
-        if self.failure is None:
-            self.failure = GroupBroken(f"the group of ranks is broken: {error}")
-            log.error("%s (its host: %s)", self.failure, self._links[rank].host)
-            self._broken.set()
-            self.lost(self.failure)
+        if self.failure is None and not self._closing:
+            log.error("rank %d is on %s", rank, self._links[rank].host)
+            self._break(GroupBroken(f"the group of ranks is broken: {error}"))
+
+    def _break(self, error: GroupBroken) -> None:
+        log.error("%s", error)
+        self.failure = error
+        self._broken.set()
+        self.lost(error)
 
     def _cut_span(self, boundary: Boundary, start: int, *, head: bool) -> Arrays:
         span = _Held(cut_span(boundary, start, head=head))

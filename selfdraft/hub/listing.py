@@ -1,6 +1,7 @@
 """What the Hub has under an id: one commit, and the files of it that a model needs. Everything it says is checked.
 
-Only JSON, safetensors and Jinja templates at the top of the repository are ever fetched: never pickles, never code.
+Only JSON, safetensors and Jinja templates are ever fetched: never pickles, never code. They stand at the top of the
+repository, or in the folder of a step of a sentence-transformers model, such as 1_Pooling.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ __all__ = ["SUFFIXES", "Listing", "RemoteFile", "explained", "list_files"]
 
 SUFFIXES = (".json", ".safetensors", ".jinja")
 
+_STEP = re.compile(r"[0-9]+_[A-Za-z]+/(config\.json|model\.safetensors)")
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -123,11 +125,11 @@ def explained(model: ModelId, error: Exception) -> CheckpointError:
 
 
 def _checked(model: ModelId, sibling: Any) -> RemoteFile | None:
-    """A file that is wanted, or None for one in a folder. Names become paths here, and so do digests."""
+    """A file that is wanted, or None for one in another folder. Names become paths here, and so do digests."""
     name = str(sibling.rfilename)
     if not _stays_inside(name):
         raise CheckpointError(f"{model}: {name!r} leads out of a model folder; nothing is fetched from there")
-    if "/" in name:
+    if "/" in name and not _STEP.fullmatch(name):
         return None
     digest = sibling.lfs.sha256 if sibling.lfs is not None else sibling.blob_id
     size = sibling.lfs.size if sibling.lfs is not None else sibling.size

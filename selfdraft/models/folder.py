@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import CheckpointError
 from .strict_json import parse
 
-__all__ = ["companion_of", "indexed", "read_json", "refuse_incomplete", "weight_files"]
+__all__ = ["companion_of", "indexed", "read_json", "read_list", "refuse_incomplete", "weight_files"]
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -20,17 +20,29 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: no such file, or no JSON object in it.
     """
+    body = _parsed(path)
+    if not isinstance(body, dict):
+        raise CheckpointError(f"{path}: holds {type(body).__name__}, not a JSON object")
+    return body
+
+
+def read_list(path: Path) -> list[Any]:
+    """A JSON list from a file of a checkpoint; raises as `read_json` does."""
+    body = _parsed(path)
+    if not isinstance(body, list):
+        raise CheckpointError(f"{path}: holds {type(body).__name__}, not a JSON list")
+    return body
+
+
+def _parsed(path: Path) -> Any:
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path}: is no file; fetch the checkpoint again")  # reading a pipe would wait for ever
     try:
-        body = parse(path.read_text(encoding="utf-8"))
+        return parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.parent}: no {path.name} there; a model folder has one") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON ({error}); fetch the checkpoint again") from error
-    if not isinstance(body, dict):
-        raise CheckpointError(f"{path}: holds {type(body).__name__}, not a JSON object")
-    return body
 
 
 def weight_files(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -125,7 +125,8 @@ def _complete(schema: dict[str, Any]) -> None:
                 responses[status] = {"description": text, "content": content}
             if "requestBody" in operation:
                 body = operation["requestBody"]["content"]["application/json"]
-                body["example"] = EXAMPLES[path]
+                if "example" not in body:
+                    body["example"] = EXAMPLES[path]
                 fields = body["schema"]["properties"]
                 for name in fields.keys() & _NOTES:
                     fields[name]["description"] = _NOTES[name]

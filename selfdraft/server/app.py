@@ -27,6 +27,8 @@ from .errors import HttpError
 from .metrics import Metrics
 from .pictures import Pictures
 from .registry import DEFAULT
+from .retrieval import Retrieval
+from .retrieval_routes import add_retrieval, entries
 from .security import Gate
 from .served import ServedModels
 from .token_routes import add_tokens
@@ -38,7 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def create_app(models: ServedModels, settings: ServerSettings) -> FastAPI:
+def create_app(models: ServedModels, retrieval: Retrieval, settings: ServerSettings) -> FastAPI:
     """The application around models."""
     access = settings.access()
 
@@ -58,8 +60,9 @@ def create_app(models: ServedModels, settings: ServerSettings) -> FastAPI:
     _add_errors(app)
     for endpoint in _endpoints(pictures):
         endpoint.mount(app, models, settings.keepalive)
-    _add_status(app, models)
-    _add_models(app, models)
+    _add_status(app, models, retrieval)
+    _add_models(app, models, retrieval)
+    add_retrieval(app, retrieval)
     add_tokens(app, models, pictures)
     app.include_router(page.router())
     add_docs(app)
@@ -125,7 +128,7 @@ def _add_errors(app: FastAPI) -> None:
         return Response(status_code=499)  # nobody reads it
 
 
-def _add_status(app: FastAPI, models: ServedModels) -> None:
+def _add_status(app: FastAPI, models: ServedModels, retrieval: Retrieval) -> None:
     @app.head("/health", include_in_schema=False)
     @app.get(
         "/health",
@@ -134,7 +137,7 @@ def _add_status(app: FastAPI, models: ServedModels) -> None:
     )
     async def health() -> Response:
         states = {name: models.pool.state(name) for name in models.registry.models}
-        figures = {"version": __version__, **models.figures, "models": states}
+        figures = {"version": __version__, **models.figures, "models": states | retrieval.states}
         if models.broken:
             return JSONResponse({"status": "failed", "error": "the server's log says why", **figures}, 503)
         if models.stopping:
@@ -156,7 +159,7 @@ def _add_status(app: FastAPI, models: ServedModels) -> None:
         return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
 
 
-def _add_models(app: FastAPI, models: ServedModels) -> None:
+def _add_models(app: FastAPI, models: ServedModels, retrieval: Retrieval) -> None:
     registry = models.registry
 
     def described(name: str) -> dict[str, object]:
@@ -177,11 +180,15 @@ def _add_models(app: FastAPI, models: ServedModels) -> None:
     @app.get("/v1/models", summary="The models, under each of their names, loaded or not")
     async def list_models() -> dict[str, object]:
         names = registry.names
-        listed = [described(name) for name in names]
-        return {"object": "list", "data": listed, "first_id": names[0], "last_id": names[-1], "has_more": False}
+        listed = [*(described(name) for name in names), *entries(retrieval)]
+        ends = {"first_id": names[0], "last_id": listed[-1]["id"]}
+        return {"object": "list", "data": listed, **ends, "has_more": False}
 
     @app.get("/v1/models/{name:path}", summary="One of them")
     async def model(name: Annotated[str, Path(examples=[DEFAULT])]) -> dict[str, object]:
+        for entry in entries(retrieval):
+            if entry["id"] == name:
+                return entry
         if name not in (*registry.names, DEFAULT):
             raise ModelNotFound(f"no model {name[:200]!r} here; there is {', '.join(registry.names)}")
         return described(registry.resolve(name).shown)

@@ -41,6 +41,9 @@ class ServerSettings(Settings):
         idle_ttl: seconds, or a span such as 5m, without a request after which a model is unloaded; 0 is never.
         lazy: load the first model, too, when it is asked for.
         alias: other names of a model, NAME=MODEL, or NAME for the first one.
+        embedding_model: models that embed, NAME=MODEL or MODEL, loaded on request.
+        rerank_model: models that score documents, likewise.
+        max_loaded_retrieval: how many of those are loaded at once.
         strict_model: refuse names that are neither the model's, nor an alias, nor "default"; of several models, such
             names are always refused.
         ctx_size: most tokens of prompt and answer together; None is the model's own limit.
@@ -74,6 +77,9 @@ class ServerSettings(Settings):
     idle_ttl: float = Field(default=0.0, ge=0)
     lazy: bool = False
     alias: Names = ()
+    embedding_model: Names = ()
+    rerank_model: Names = ()
+    max_loaded_retrieval: int = Field(default=4, ge=1, le=256)
     strict_model: bool = False
     ctx_size: int | None = Field(default=None, ge=16)
     max_depth: int | None = Field(default=None, ge=0)
@@ -93,7 +99,7 @@ class ServerSettings(Settings):
     def _span(cls, span: object) -> object:
         return seconds(span) if isinstance(span, str) else span
 
-    @field_validator("allowed_host", "cors_origin", "alias", "models", mode="before")
+    @field_validator("allowed_host", "cors_origin", "alias", "models", "embedding_model", "rerank_model", mode="before")
     @classmethod
     def _separate(cls, names: object) -> object:
         return tuple(name.strip() for name in names.split(",") if name.strip()) if isinstance(names, str) else names

@@ -45,12 +45,16 @@ class Registry:
         lenient: let any name mean the model, if there is one alone. Coding agents ask for several at once, and on one's
             own machine with one model there is nothing to confuse.
 
+    Attributes:
+        silent: names of models that write no text: however names are taken, these mean no model that does.
+
     Raises:
         InvalidRequest: a name that would mean two models, or an alias of none that is served.
     """
 
     def __init__(self, models: Sequence[Given], aliases: Sequence[str] = (), *, lenient: bool) -> None:
         self.created = int(time.time())
+        self.silent: tuple[str, ...] = ()
         self._lenient = lenient and len(models) == 1
         self._first = models[0].name
         self._models: dict[str, str] = {}
@@ -90,8 +94,11 @@ class Registry:
             name: `DEFAULT` or nothing is the first model.
 
         Raises:
+            InvalidRequest: it is a model that writes no text.
             ModelNotFound: it is none of the names, and names are taken strictly.
         """
+        if name in self.silent:
+            raise InvalidRequest(f"{name!r} writes no text; there is {', '.join(self.names)}", param="model")
         if name is None or name in self._models:
             return Resolved(name or self._first, self._models[name or self._first])
         if self._lenient or name == DEFAULT:

@@ -17,6 +17,7 @@ from ..errors import SelfdraftError
 from .app import create_app
 from .config import ServerSettings
 from .connection import Connection
+from .retrieval import Retrieval, retrieval_of
 from .served import ServedModel, ServedModels
 
 __all__ = ["Server", "bind"]
@@ -63,6 +64,7 @@ class Server:
 
     Attributes:
         models: what is loaded of them.
+        retrieval: embedding models and rerankers.
     """
 
     def __init__(
@@ -73,8 +75,9 @@ class Server:
         started: Callable[[], None] = lambda: None,
     ) -> None:
         self.models = ServedModels(models, settings)
+        self.retrieval = retrieval_of(settings, self.models)
         config = uvicorn.Config(
-            create_app(self.models, settings),
+            create_app(self.models, self.retrieval, settings),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -85,7 +88,7 @@ class Server:
             ws="none",
             h11_max_incomplete_event_size=64 * 1024,
         )
-        self._web = _Web(config, started, self.models, settings.drain)
+        self._web = _Web(config, started, self.models, self.retrieval, settings.drain)
         self._listener = listener
 
     def run(self) -> None:
@@ -119,24 +122,32 @@ class _Web(uvicorn.Server):
     """Says when it has started, and ends in two steps: first it turns new requests away, then it stops listening."""
 
     def __init__(
-        self, config: uvicorn.Config, started: Callable[[], None], models: ServedModels, patience: float
+        self,
+        config: uvicorn.Config,
+        started: Callable[[], None],
+        models: ServedModels,
+        retrieval: Retrieval,
+        patience: float,
     ) -> None:
         super().__init__(config)
         self._on_started = started
         self._models = models
+        self._retrieval = retrieval
         self._patience = patience
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._models.start()
+        self._retrieval.start()
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._models.drain()
         end = time.monotonic() + self._patience
-        while self._models.busy and not self.force_exit and time.monotonic() < end:
+        while (self._models.busy or self._retrieval.busy) and not self.force_exit and time.monotonic() < end:
             await asyncio.sleep(0.05)
         await super().shutdown(sockets)
+        await self._retrieval.close()
         await self._models.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -39,12 +39,14 @@ class ServedModel:
         weights: bytes of its weights; may look at files.
         load: makes it, on the thread of its engine; is given what says how much other models hold.
         beyond_repair: asked when its engine broke off: why nothing can be decoded any more, if that is so.
+        pinned: whether it stays once it is loaded.
     """
 
     given: Given
     weights: Callable[[], int]
     load: Callable[[Callable[[], Holdings]], LLM]
     beyond_repair: Callable[[], SelfdraftError | None] = lambda: None
+    pinned: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,7 @@ class ServedModels:
             open=partial(self._open, model),
             close=lambda service: service.stop(save_prefixes=0 if self.stopping else _SAVE_SECONDS),
             held=lambda service: service.holdings.total,
+            pinned=model.pinned,
         )
 
     def start(self) -> None:

@@ -15,7 +15,7 @@ from selfdraft.models.loader import build_model
 from selfdraft.params import SamplingParams
 from selfdraft.settings import load_settings
 
-__all__ = ["answers", "logits", "opened", "texts", "traffic"]
+__all__ = ["answers", "brief", "logits", "opened", "texts", "traffic"]
 
 PROMPTS = ("The lighthouse", "def average(numbers):", "One, two, three")
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -61,6 +61,12 @@ def answers(llm: LLM) -> dict[str, Any]:
     found["after a cancel"] = llm.generate(PROMPTS[2], greedy, raw=True).token_ids
     found["prompt scores"] = [round(each.logprob, 3) for each in llm.score(PROMPTS[2], raw=True) if each]
     return found
+
+
+def brief(leader: Leader | None, folder: str) -> dict[str, Any]:
+    """Token ids of a short answer: what many ranks on few cores have time for, where a message takes long."""
+    params = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.7, seed=3, depth=2, cache_prompt=False)
+    return {"seeded": opened(folder, leader).generate(PROMPTS[0], params, raw=True).token_ids}
 
 
 def logits(leader: Leader, folder: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import pytest
 from selfdraft.cli.app import main
 from selfdraft.distributed import channel
 from selfdraft.distributed.channel import Link, accept, call, listen
-from selfdraft.distributed.environment import started_in_group
+from selfdraft.distributed.environment import answers_requests, started_in_group
 from selfdraft.distributed.facts import difference
 from selfdraft.distributed.hostfile import read_hosts
 from selfdraft.errors import InvalidRequest, SelfdraftError
@@ -83,6 +83,9 @@ def test_a_process_knows_whether_it_is_alone() -> None:
     assert started_in_group({"MLX_RANK": "1", "MLX_HOSTFILE": "/hosts"}) == "ring"
     assert started_in_group({"MLX_RANK": "1", "NCCL_HOST_IP": "10.0.0.1"}) == "nccl"
     assert started_in_group({"OMPI_COMM_WORLD_RANK": "1"}) == "mpi"
+    assert answers_requests({})
+    assert answers_requests({"MLX_RANK": "0", "MLX_HOSTFILE": "/hosts"})
+    assert not answers_requests({"MLX_RANK": "1", "MLX_HOSTFILE": "/hosts"})
 
 
 @pytest.mark.parametrize("fact", ["mlx", "model"])

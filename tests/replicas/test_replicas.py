@@ -14,7 +14,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,23 @@ class Conversation:
         self._messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": following}]
         return replica, body["usage"]["prompt_tokens_details"]["cached_tokens"]
 
+    def stream(self) -> AbstractContextManager[httpx.Response]:
+        """A long answer, as it comes."""
+        return httpx.stream(
+            "POST",
+            f"{self._cluster.url}/v1/chat/completions",
+            json={
+                "model": "selfdraft",
+                "messages": self._messages,
+                "max_tokens": 1000,
+                "ignore_eos": True,
+                "stream": True,
+            },
+            headers={"Authorization": f"Bearer {KEY}", "x-litellm-session-id": self.session},
+            timeout=120,
+            trust_env=False,
+        )
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -170,9 +187,15 @@ def test_a_dead_replicas_conversations_go_on_elsewhere(cluster: Cluster) -> None
         conversation = Conversation(cluster, f"What is {index} times 3?")
         talks[conversation.turn()[0]].append(conversation)
     dead, alive = cluster.replicas
-    cluster.replicas[dead][0].send_signal(signal.SIGKILL)
-    cluster.replicas[dead][0].wait()
     moved = talks[dead][0]
+    with moved.stream() as running:
+        lines = running.iter_lines()
+        next(lines)
+        cluster.replicas[dead][0].send_signal(signal.SIGKILL)
+        cluster.replicas[dead][0].wait()
+        rest = "".join(lines)
+    assert '{"error"' in rest
+    assert '"finish_reason":"length"' not in rest.replace(" ", "")
     turns = [moved.turn() for _ in range(3)]
     assert {replica for replica, _ in turns} == {alive}
     assert turns[2][1] > 30  # warm there by now

@@ -125,7 +125,7 @@ class Sketch:
         return 4 * self.width * grid.tokens
 
     def working_bytes(self, grid: Grid) -> int:
-        return 1000 * grid.patches
+        return 10**7 * grid.patches
 
     def encode(self, picture: Picture, grid: Grid) -> mx.array:
         self.encoded.append(picture)

@@ -21,6 +21,7 @@ from .models import FAULTS as MODELS
 from .modules import FAULTS as MODULES
 from .packaging import FAULTS as PACKAGING
 from .products import FAULTS as PRODUCTS
+from .retrieval import FAULTS as RETRIEVAL
 from .server import FAULTS as SERVER
 from .sessions import FAULTS as SESSIONS
 from .several import FAULTS as SEVERAL
@@ -50,6 +51,7 @@ FAULTS = [
     *FANS,
     *FORGE,
     *FORGE_HEAD,
+    *RETRIEVAL,
     *VISION,
     *PACKAGING,
     *TRAY,

@@ -59,14 +59,14 @@ FAULTS = [
         "distributed/leading.py",
         '        self._leader.tell(["commit", list(tokens)])\n',
         "",
-        f"{RANKS} -k one_process",
+        f"{RANKS} -k two_ranks",
     ),
     Fault(
         "a cycle is started that may be dropped",
         "distributed/leading.py",
         "looks_ahead = False",
         "looks_ahead = True",
-        f"{RANKS} -k one_process",
+        f"{RANKS} -k two_ranks",
     ),
     Fault(
         "other tokens go unnoticed",

@@ -85,7 +85,7 @@ FAULTS = [
     Fault(
         "copies in folders are fetched",
         "hub/listing.py",
-        '    if "/" in name:\n        return None\n',
+        '    if "/" in name and not _STEP.fullmatch(name):\n        return None\n',
         "",
         _PULL,
     ),

@@ -191,7 +191,7 @@ FAULTS = [
     Fault(
         "an edited message loses its images",
         "server/page/static/app.js",
-        "say(chats.current, text, message.images);",
+        "say(chats.current, text, images);",
         "say(chats.current, text);",
         f"{_PAGE}::test_an_edited_message_keeps_its_images",
     ),

@@ -12,6 +12,7 @@ from ...errors import (
     InvalidRequest,
     ModelNotFound,
     NonFiniteLogits,
+    NonFiniteOutput,
     OutOfMemoryBudget,
     SelfdraftError,
 )
@@ -50,6 +51,7 @@ _KINDS: tuple[tuple[type[SelfdraftError], int, str], ...] = (
     (GroupBroken, 503, "group_broken"),
     (LoadFailed, 500, "model_load_failed"),
     (NonFiniteLogits, 500, "server_error"),
+    (NonFiniteOutput, 500, "server_error"),
 )
 
 

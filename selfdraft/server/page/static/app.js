@@ -112,10 +112,10 @@ function stop(chat) {
   running.delete(chat);
 }
 
-function edit(message, text) {
+function edit(message, text, images) {
   if (isTaken(chats.current)) return;
   cutBefore(message);
-  say(chats.current, text, message.images);
+  say(chats.current, text, images);
   input.focus();
 }
 

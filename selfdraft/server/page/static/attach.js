@@ -44,7 +44,7 @@ export class Attachments {
     if (!this.allowed) return notify("This model reads text only.");
     for (const file of [...files]) {
       const refusal = refusalOf(file);
-      const url = refusal ? undefined : await dataUrl(file);
+      const url = refusal ? undefined : await imageUrl(file);
       if (url) this.images.push({ name: file.name, url });
       else notify(refusal ?? `${file.name} cannot be read.`);
     }
@@ -96,12 +96,22 @@ function refusalOf(file) {
   return file.size > MOST ? `${file.name} has more than 20 MiB: make it smaller.` : undefined;
 }
 
-/** The file as a data: URL, or undefined if it cannot be read. */
+/** The file as a data: URL, or undefined if it cannot be read, or shows nothing. */
+async function imageUrl(file) {
+  try {
+    const url = await dataUrl(file);
+    await el("img", { src: url }).decode();
+    return url;
+  } catch {
+    return undefined;
+  }
+}
+
 function dataUrl(file) {
-  return new Promise((resolve) => {
+  return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
-    reader.onerror = () => resolve(undefined);
+    reader.onerror = () => reject(reader.error);
     reader.readAsDataURL(file);
   });
 }

@@ -1,6 +1,6 @@
 // One message on the page. `update()` brings its element up to date with the message; the rest is in view.js.
 
-import { copy, el, fitHeight, onEnter, textButton } from "./dom.js";
+import { copy, el, fitHeight, iconButton, onEnter, textButton } from "./dom.js";
 import { showFigures } from "./figures.js";
 import { markdownInto } from "./markdown.js";
 import { pictureOf } from "./pictures.js";
@@ -13,12 +13,12 @@ export const messageView = (message, actions) =>
 
 function userView(message, actions) {
   const node = el("article", { className: "message user", "aria-label": "You" });
-  const pictures = el("div", { className: "pictures" }, ...(message.images ?? []).map(pictureView));
+  const images = message.images ?? [];
   const read = () => {
     const copyButton = textButton("Copy", () => copy(message.content, copyButton));
     const said = message.content ? [el("div", { className: "bubble", dir: "auto" }, message.content)] : [];
     const buttons = message.content ? [copyButton, textButton("Edit", write)] : [textButton("Edit", write)];
-    node.replaceChildren(pictures, ...said, el("div", { className: "actions" }, ...buttons));
+    node.replaceChildren(picturesView(images), ...said, el("div", { className: "actions" }, ...buttons));
   };
   const write = () => {
     const area = el("textarea", { value: message.content, className: "bubble", dir: "auto", "aria-label": "Edit message" });
@@ -26,7 +26,8 @@ function userView(message, actions) {
       read();
       node.querySelector(".actions button:last-child").focus();
     };
-    const send = () => (area.value.trim() || message.images?.length) && actions.edit(message, area.value.trim());
+    const kept = new Set(images);
+    const send = () => (area.value.trim() || kept.size) && actions.edit(message, area.value.trim(), [...kept]);
     onEnter(area, send);
     area.addEventListener("input", () => fitHeight(area));
     area.addEventListener("keydown", (event) => {
@@ -35,12 +36,26 @@ function userView(message, actions) {
       cancel();
     });
     const buttons = el("div", { className: "actions" }, textButton("Cancel", cancel), textButton("Send", send, "primary"));
-    node.replaceChildren(pictures, area, buttons);
+    node.replaceChildren(picturesView(images, (image) => kept.delete(image)), area, buttons);
     fitHeight(area);
     area.focus();
   };
   read();
   return { node, update: () => Promise.resolve() };
+}
+
+/** The images of a message. With `remove(image)` each has a button that takes it out. */
+function picturesView(images, remove) {
+  const views = images.map((image) => {
+    const view = el("div", { className: "picture" }, pictureView(image));
+    const takeOut = () => {
+      remove(image);
+      view.remove();
+    };
+    if (remove) view.append(iconButton("cross", `Remove ${image.name}`, takeOut, "small"));
+    return view;
+  });
+  return el("div", { className: "pictures" }, ...views);
 }
 
 function pictureView({ id, name }) {

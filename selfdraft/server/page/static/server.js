@@ -45,7 +45,7 @@ async function currentPhase() {
 async function servedModels() {
   try {
     const { data } = await (await request("/v1/models")).json();
-    return data;
+    return data.filter(({ type = "model" }) => type === "model"); // others embed or rank
   } catch {
     return [];
   }
