@@ -67,8 +67,8 @@ def inspect(
 
 def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
     """Everything there is to say, as `--json` prints it."""
-    from ..llm import sampling_defaults
     from ..models.adapters import read_adapter
+    from ..opening import sampling_defaults
     from ..text import ChatTemplate
     from ..vision import tower_report
 

@@ -21,6 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS = (
     "a GPU",
     "a Mac",
+    "a checkout",
     "a display",
     "a download",
     "a launchd or systemd session",
