@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,27 +13,20 @@ import mlx.core as mx
 
 from . import tuned
 from .budget import MemoryBudget, Need, together
-from .device import active_blas, choose_dtype
-from .distributed.facts import facts
-from .engine import RULES, Engine, ProfiledCycle, Request
-from .errors import CheckpointError, InvalidRequest
+from .device import active_blas
+from .engine import ProfiledCycle, Request
+from .errors import InvalidRequest
 from .kernels.self_check import used_kernels
-from .memory import Allowance, Holdings, release_buffers
-from .models.adapters import Adapter, read_adapter
+from .memory import Holdings, release_buffers
 from .models.base import Model
-from .models.checkpoint import Checkpoint, classify
-from .models.draft_projection import draft_fewer
-from .models.loader import LoadedModel, build_model
-from .models.probe import PROBE_TEXT, why_foreign
+from .opening import Parts, open_parts, sampling_defaults
 from .params import SamplingParams
 from .prompts import LOCAL, Prompted, Prompts
 from .results import Generation, TokenLogprob
-from .sessions import Payload, PromptSession, SessionBank, Transcripts
+from .sessions import PromptSession, SessionBank, Transcripts
 from .settings import Settings
-from .stamp import read_stamp
 from .stream import Answer, TextStream
-from .text import ChatTemplate, RowText, Tokenizer
-from .vision import VisionChoice, choose_vision
+from .text import RowText
 
 if TYPE_CHECKING:
     from .distributed.leading import Leader
@@ -41,7 +34,7 @@ if TYPE_CHECKING:
     from .text.grammar import Grammar, Grammars
     from .text.thinking import ThinkingBudget
 
-__all__ = ["LLM", "Prompt", "sampling_defaults", "weight_bytes"]
+__all__ = ["LLM", "Prompt"]
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int] | Prompted
 Progress = Callable[[int, int], None]
@@ -71,43 +64,30 @@ class LLM:
         context_length: most tokens of prompt and answer together.
     """
 
-    def __init__(
-        self,
-        name: str,
-        checkpoint: Checkpoint,
-        loaded: LoadedModel,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        engine: Engine,
-        notes: list[str],
-        settings: Settings,
-        granted: Allowance,
-        vision: VisionChoice,
-        adapter: Adapter | None = None,
-        payload: Payload | None = None,
-        beside: Callable[[], Holdings] = Holdings,
-    ) -> None:
-        self.name = name
+    def __init__(self, parts: Parts) -> None:
+        checkpoint, loaded, engine = parts.checkpoint, parts.loaded, parts.engine
+        settings, granted, vision = parts.settings, parts.granted, parts.vision
+        self.name = parts.name
         self.checkpoint = checkpoint
-        self.adapter = adapter
+        self.adapter = parts.adapter
         self.loaded = loaded
-        self.tokenizer = tokenizer
-        self.template = template
+        self.tokenizer = parts.tokenizer
+        self.template = parts.template
         self.engine = engine
         self.settings = settings
         self.tower = vision.load(checkpoint, loaded.dtype)
         self.weights_bytes = loaded.nbytes + (self.tower.nbytes if self.tower else 0)
-        self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes), beside)
+        self.budget = MemoryBudget(engine, replace(granted, weights=self.weights_bytes), parts.beside)
         asked = settings.session_cache_max_bytes
         left = granted.total - granted.beside - granted.weights
         limit = int(_SESSION_SHARE * left) if asked is None else int(asked)
-        self.sessions = SessionBank(loaded.model.new_state, limit, payload=payload) if limit else None
+        self.sessions = SessionBank(loaded.model.new_state, limit, payload=parts.payload) if limit else None
         self._stride = _stride(loaded.model, engine.prefill_chunk)
         self._vision = vision
         pictures = vision.prompts(self.tower, loaded.model.vocab_size)
-        self.prompts = Prompts(tokenizer, template, Transcripts() if self.sessions else None, pictures)
+        self.prompts = Prompts(parts.tokenizer, parts.template, Transcripts() if self.sessions else None, pictures)
         self.max_mode: MaxMode | None = None
-        self.notes = notes
+        self.notes = parts.notes
         self.defaults = sampling_defaults(checkpoint)
         self.max_depth = loaded.model.max_depth
         self.context_length = loaded.model.context_length
@@ -132,54 +112,9 @@ class LLM:
         Raises:
             OutOfMemoryBudget: its weights do not fit; none was read.
         """
-        checkpoint, stamp = classify(folder), read_stamp(folder)
-        tokenizer = Tokenizer.from_folder(folder)
-        dtype = _dtype(checkpoint, settings)
-        vision = choose_vision(checkpoint, settings.vision, tokenizer)
-        adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
-        weights = checkpoint.weight_bytes(dtype, tower=not vision.reason) + (adapter.nbytes if adapter else 0)
-        granted = Allowance.of(weights // (leader.group.size if leader else 1), settings.memory_limit, beside().total)
-        granted = leader.meet(facts(checkpoint, dtype), granted) if leader else granted
-        granted.enforce()
-        if leader:
-            loaded, reason = leader.load(checkpoint, dtype, progress)
-        else:
-            loaded, reason = _with_head_if_sound(checkpoint, tokenizer, dtype, progress, adapter)
-        notes = [*checkpoint.notes, *vision.notes, *(adapter.notes(name) if adapter else ())]
-        if granted.warning:
-            notes.append(granted.warning)
-        if reason:
-            notes.append(f"plain decoding: {reason}")
-        always = tokenizer.special_ids.union(tokenizer.added.values())
-        size = settings.draft_vocabulary
-        if stamp:
-            size = size or stamp.draft_vocabulary
-            loaded.model.max_depth = stamp.limited(loaded.model.max_depth)
-            notes += stamp.notes
-        loaded = draft_fewer(loaded, 0 if leader else size, always)
-        rule = RULES[settings.acceptance]
-        cycle = ProfiledCycle(loaded.model, rule) if profile else None
-        engine = Engine(
-            loaded.model, rule=rule, prefill_chunk=settings.prefill_chunk, mode=settings.engine_mode, cycle=cycle
-        )
-        template = ChatTemplate.from_folder(folder)
-        llm = cls(
-            name,
-            checkpoint,
-            loaded,
-            tokenizer,
-            template,
-            engine,
-            notes,
-            settings,
-            granted,
-            vision,
-            adapter,
-            leader.payload if leader else None,
-            beside,
-        )
+        llm = cls(open_parts(name, folder, settings, profile=profile, progress=progress, leader=leader, beside=beside))
         if llm.max_depth and not leader:  # what one process measured says nothing of several
-            engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
+            llm.engine.start_from(tuned.find(tuned.belongs_to(folder, llm.describe())))
         return llm
 
     def generate(
@@ -474,51 +409,3 @@ def _stride(model: Model, chunk: int) -> int:
     many = 4096 * chunk  # a few tokens more may not need a byte more: buffers grow by whole blocks
     per_token = (model.row_bytes(2 * many) - model.row_bytes(many)) / many
     return max(1, math.ceil(4 * fixed / per_token / chunk)) * chunk
-
-
-def weight_bytes(folder: Path, settings: Settings) -> int:
-    """Bytes of memory that the weights of the model in a folder will take; they are not read.
-
-    Raises:
-        CheckpointError: the folder cannot be used.
-    """
-    checkpoint = classify(folder)
-    vision = choose_vision(checkpoint, settings.vision, Tokenizer.from_folder(folder))
-    return checkpoint.weight_bytes(_dtype(checkpoint, settings), tower=not vision.reason)
-
-
-def _dtype(checkpoint: Checkpoint, settings: Settings) -> mx.Dtype | None:
-    return choose_dtype(settings.dtype, quantised=checkpoint.quantised, dense_experts=checkpoint.dense_experts)
-
-
-def sampling_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Sampling parameters that a checkpoint names.
-
-    Raises:
-        CheckpointError: one is out of its range.
-    """
-    try:
-        return SamplingParams.defaults_from_generation_config(checkpoint.generation_config)
-    except InvalidRequest as error:
-        raise CheckpointError(f"{checkpoint.folder / 'generation_config.json'}: {error}; correct the file") from error
-
-
-def _with_head_if_sound(
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    dtype: mx.Dtype | None,
-    progress: Progress | None,
-    adapter: Adapter | None,
-) -> tuple[LoadedModel, str]:
-    """The model with its head; or without, and why."""
-    build = partial(build_model, checkpoint, dtype=dtype, progress=progress, adapter=adapter)
-    if checkpoint.head.reason:
-        return build(with_head=False), checkpoint.head.reason
-    loaded = build(with_head=True)
-    if checkpoint.head.source == "embedded":
-        return loaded, ""
-    reason = why_foreign(loaded.model, tokenizer.encode(PROBE_TEXT, special=False))
-    if not reason:
-        return loaded, ""
-    del loaded  # one model in memory at a time
-    return build(with_head=False), reason

@@ -101,7 +101,7 @@ def test_a_broken_one_is_refused(tmp_path: Path, text: str, said: str) -> None:
 
 def test_a_broken_one_is_refused_before_weights_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / STAMP).write_text("{}")
-    monkeypatch.setattr("selfdraft.llm.build_model", None)
+    monkeypatch.setattr("selfdraft.opening.build_model", None)
     with pytest.raises(CheckpointError, match="schema_version"):
         load(str(folder))
 

@@ -56,7 +56,8 @@ class ShownFlags:
         list[Path] | None,
         flag(
             "--image",
-            "Image that the prompt is about: PNG, JPEG, WebP, GIF or BMP, for models that read images; repeatable.",
+            "Image that the prompt is about: PNG, JPEG, WebP, GIF or BMP, for models that read images; repeatable. "
+            "Default: none.",
             metavar="FILE",
         ),
     ] = None

@@ -67,8 +67,8 @@ def inspect(
 
 def _report(name: str, checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
     """Everything there is to say, as `--json` prints it."""
-    from ..llm import sampling_defaults
     from ..models.adapters import read_adapter
+    from ..opening import sampling_defaults
     from ..text import ChatTemplate
     from ..vision import tower_report
 
@@ -256,9 +256,7 @@ def _adapter_rows(adapter: dict[str, Any] | None) -> list[tuple[str, str]]:
         return []
     ranks = ", ".join(map(str, adapter["ranks"]))
     what = f"{adapter['name']}: {adapter['method']} of rank {ranks} in {adapter['format']}'s format"
-    return [
-        ("adapter", f"{what}; {adapter['fused']} dense layers changed, {adapter['beside']} quantised ones beside it")
-    ]
+    return [("adapter", f"{what}; changed: {adapter['fused']} dense, {adapter['beside']} quantised")]
 
 
 def _stamp_rows(stamp: dict[str, Any] | None) -> list[tuple[str, str]]:

@@ -307,7 +307,7 @@ def _served(model: Given, settings: ServerSettings, leader: Leader | None, *, fi
     Raises:
         ModelNotFound: it is not.
     """
-    from ..llm import weight_bytes
+    from ..opening import weight_bytes
     from ..server.served import ServedModel
 
     if not first:

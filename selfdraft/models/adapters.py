@@ -120,10 +120,10 @@ class Adapter:
 
     def notes(self, model: str) -> list[str]:
         """Lines a user should read, of an adapter used with a model of this name."""
-        rank = ", ".join(map(str, self.ranks))
+        rank, layers = ", ".join(map(str, self.ranks)), f"{len(self.updates)} layer{'s'[: len(self.updates) > 1]}"
         lines = [
-            f"adapter {self.name} ({self.method} of rank {rank}, {len(self.updates)} layers): the head was trained "
-            "without it and drafts less well; `selfdraft bench --adapter-path` measures how much"
+            f"adapter {self.name} ({self.method} of rank {rank}, {layers}): the head was trained without it and drafts "
+            "less well; `selfdraft bench --adapter-path` measures how much"
         ]
         if self.base and not _same_model(self.base, model):
             lines.append(f"adapter {self.name} says it was made for {self.base}; here it is used with {model}")
@@ -140,6 +140,8 @@ def read_adapter(folder: Path, checkpoint: Checkpoint) -> Adapter:
     folder = folder.expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"adapter {folder}: no such folder; give the one that holds {CONFIG}")
+    if not (folder / CONFIG).exists():
+        raise CheckpointError(f"adapter {folder}: no {CONFIG} there; give the folder in which an adapter was saved")
     try:
         config = read_config(read_json(folder / CONFIG))
     except ValueError as error:

@@ -33,7 +33,7 @@ def adapter(tmp_path: Path) -> Path:
 def test_inspect_says_what_it_changes(light: Command, adapter: Path) -> None:
     ended = light("inspect", "--adapter-path", str(adapter))
     assert ended.code == 0
-    assert "pirate: LoRA of rank 4 in mlx-lm's format; 8 dense layers changed, 0 quantised ones beside it" in ended.out
+    assert "pirate: LoRA of rank 4 in mlx-lm's format; changed: 8 dense, 0 quantised" in ended.out
     report = json.loads(light("inspect", "--json", "--adapter-path", str(adapter)).out)
     assert (report["adapter"]["layers"], report["adapter"]["fused"], report["adapter"]["beside"]) == (8, 8, 0)
     assert "selfdraft bench --adapter-path" in report["notes"][-1]

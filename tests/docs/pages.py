@@ -21,6 +21,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS = (
     "a GPU",
     "a Mac",
+    "a checkout",
     "a display",
     "a download",
     "a launchd or systemd session",
@@ -51,6 +52,11 @@ class Block:
     @property
     def place(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def need(self) -> str:
+        """What a program needs that is not here, as a comment in it says; "" if nothing."""
+        return _need("\n".join(re.findall(r"#.*", self.text))) if self.language == "python" else ""
 
 
 @dataclass
@@ -106,11 +112,27 @@ def _plain(block: Block) -> list[Command]:
             whole = whole[:-1]
             continue
         command, comment = _apart(whole)
+        if _goes_on(command):
+            whole += "\n"
+            continue
         if command:
-            need = _NEED.search(comment)
-            found.append(Command(command, f"{block.page.relative_to(ROOT)}:{number}", need["what"] if need else ""))
+            found.append(Command(command, f"{block.page.relative_to(ROOT)}:{number}", _need(comment)))
         whole = ""
     return found
+
+
+def _goes_on(command: str) -> bool:
+    """Whether a command ends on a later line: within quotes, or behind what joins two."""
+    try:
+        shlex.split(command)
+    except ValueError:
+        return True
+    return command.endswith(("|", "&&"))
+
+
+def _need(comment: str) -> str:
+    found = _NEED.search(comment)
+    return found["what"] if found else ""
 
 
 def _shown(block: Block) -> list[Command]:
@@ -118,9 +140,7 @@ def _shown(block: Block) -> list[Command]:
     for number, line in enumerate(block.text.rstrip("\n").split("\n"), start=block.line + 1):
         if line.startswith("$ "):
             command, comment = _apart(line[2:])
-            need = _NEED.search(comment)
-            place = f"{block.page.relative_to(ROOT)}:{number}"
-            found.append(Command(command, place, need["what"] if need else "", []))
+            found.append(Command(command, f"{block.page.relative_to(ROOT)}:{number}", _need(comment), []))
         elif found and found[-1].expected is not None:
             found[-1].expected.append(line)
     return found

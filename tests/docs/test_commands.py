@@ -16,12 +16,14 @@ from PIL import Image
 from tests.support.checkpoints import add_text_side
 from tests.support.hub import fake_hub, files_of
 from tests.support.nano import nano_model, write_checkpoint
+from tests.support.retrieval import FIXTURES
 from tests.support.vision import pictured, write_sighted
 
 from .pages import PAGES, ROOT, Block, blocks, commands
 from .sandbox import Sandbox, serves, shown_otherwise
 
 MODELS = ("Qwen/Qwen3.5-4B",)  # that pages pull: random ones answer to these names
+EMBEDDERS = ("sentence-transformers/all-MiniLM-L6-v2",)
 SIGHTED = "Qwen/Qwen3.5-0.8B"  # and one with a vision tower
 
 
@@ -33,6 +35,8 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with fake_hub() as found:
         for name in MODELS:
             found.put(name, files)
+        for name in EMBEDDERS:
+            found.put(name, files_of(FIXTURES / "bert"))
         found.put(SIGHTED, files_of(write_sighted(tmp_path_factory.mktemp("sighted"))))
         yield found.url
 
@@ -48,7 +52,7 @@ def sandbox(tmp_path: Path, hub: str) -> Iterator[Sandbox]:
 def run(block: Block, sandbox: Sandbox) -> list[str]:
     """What went wrong in a block."""
     wrong = []
-    if block.language == "python":
+    if block.language == "python" and not block.need:
         ran = sandbox.python(block.text)
         wrong += [f"{block.place}: exit code {ran.code}\n{ran.output}"] if ran.code else []
     for command in commands(block):

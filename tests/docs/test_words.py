@@ -43,6 +43,7 @@ def test_every_command_is_described(name: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_what_cannot_run_says_why(page: Path) -> None:
     needs = {(command.place, command.need) for block in blocks(page) for command in commands(block) if command.need}
+    needs |= {(block.place, block.need) for block in blocks(page) if block.need}
     assert {need for _, need in needs} <= set(NEEDS), needs
 
 
@@ -67,6 +68,16 @@ def test_commands_are_found_with_their_comments() -> None:
         ('selfdraft run "a # b"', "README.md:11", "", None),
         ("selfdraft   serve", "README.md:15", "a Mac", None),
     ]
+
+
+def test_a_command_of_several_lines_is_one() -> None:
+    text = "printf 'a\\nb' |\n  cat  # both\necho \"x\ny\"\n"
+    assert [each.text for each in commands(block(text))] == ["printf 'a\\nb' |\n  cat", 'echo "x\ny"']
+
+
+def test_a_program_says_what_it_needs() -> None:
+    assert block("import x\n# [needs that model]\n", "python").need == "that model"
+    assert block("print('needs a Mac')\n", "python").need == ""
 
 
 def test_what_a_command_prints_stands_below_it() -> None:

@@ -25,7 +25,7 @@ from tests.reference.families import FAMILIES, Family
 from tests.support.adapters import RandomUpdate, linear_names, random_updates, save_mlx_lm, save_peft
 from tests.support.checkpoints import outputs, save, tensors_of
 from tests.support.families import changed
-from tests.support.nano import NANO_CONFIG, SPARSE, nano_model, write_checkpoint
+from tests.support.nano import FOR_KERNELS, NANO_CONFIG, SPARSE, nano_model, write_checkpoint
 from tests.support.plain_kernels import plain_kernels
 from tests.support.reference import largest_difference
 from tests.support.rows import request, solo
@@ -202,13 +202,14 @@ def test_layers_that_are_put_together_keep_their_updates(
     part: str, dora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each its own, also where only one of several has any, and with kernels in the place of MLX's products."""
-    folder = nano_folder(tmp_path / "base", 8)
+    folder = nano_folder(tmp_path / "base", 8, **FOR_KERNELS)
     updates = {at: update for at, update in nano_updates(folder).items() if part in at}
     adapter = save_mlx_lm(tmp_path / "adapter", updates, dora=dora)
     expected = logits(adapted(folder, adapter))
     mx.eval(expected)
     plain_kernels(monkeypatch)
     model = adapted(folder, adapter)
+    assert model.model.takes([model.new_state()], 8)
     assert "in_proj" in model.model.layers[0].linear_attn
     assert "qkv_proj" in model.model.layers[1].self_attn
     assert all(isinstance(layer.mlp, GatedMLP) for layer in model.model.layers)
@@ -222,7 +223,7 @@ def test_drafting_equals_plain_decoding(
     bits: int | None, setting: dict[str, Any], kernels: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head knows nothing of the adapter; the text does not hang on it."""
-    folder = nano_folder(tmp_path / "base", bits)
+    folder = nano_folder(tmp_path / "base", bits, **FOR_KERNELS)
     adapter = save_mlx_lm(tmp_path / "adapter", nano_updates(folder))
     if kernels:
         plain_kernels(monkeypatch)

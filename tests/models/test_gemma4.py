@@ -16,10 +16,10 @@ import mlx.core as mx
 import pytest
 
 from selfdraft.errors import CheckpointError
-from selfdraft.llm import _with_head_if_sound
 from selfdraft.models.checkpoint import classify
 from selfdraft.models.loader import build_model
 from selfdraft.models.probe import probe_acceptance
+from selfdraft.opening import _with_head_if_sound
 from selfdraft.state import GROWTH
 from tests.models.test_families import write_checkpoint
 from tests.reference.families import FAMILIES, Family
@@ -166,7 +166,7 @@ def test_one_of_another_model_is_refused_with_the_reason(tmp_path: Path, config:
 def test_one_that_fits_and_drafts_nothing_right_is_refused(tmp_path: Path) -> None:
     """Shapes prove no match: of random weights the probe finds that they do not belong together."""
     tokenizer: Any = SimpleNamespace(encode=lambda *_, **__: EXPERTS.prompt(80).tolist())
-    loaded, reason = _with_head_if_sound(classify(write_checkpoint(EXPERTS, tmp_path)), tokenizer, None, None)
+    loaded, reason = _with_head_if_sound(classify(write_checkpoint(EXPERTS, tmp_path)), tokenizer, None, None, None)
     assert loaded.model.max_depth == 0
     assert "drafts" in reason
 

@@ -128,9 +128,9 @@ FAULTS = [
     ),
     Fault(
         "an adapter's memory is not asked for",
-        "llm.py",
-        "tower=not vision.reason) + (adapter.nbytes if adapter else 0)",
-        "tower=not vision.reason)",
+        "opening.py",
+        "weights + (adapter.nbytes if adapter else 0)",
+        "weights",
         "tests/test_adapted_llm.py -k memory",
     ),
     Fault(

@@ -152,7 +152,7 @@ FAULTS = [
     Fault("stamp: a lying limit is believed", "stamp.py", "is not None and limit < 0", "is not None and False", _STAMP),
     Fault(
         "stamp: a draft vocabulary is forgotten",
-        "llm.py",
+        "opening.py",
         "size = size or stamp.draft_vocabulary",
         "size = size or 0",
         _STAMP,

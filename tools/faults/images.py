@@ -209,4 +209,32 @@ FAULTS = [
         "",
         f"{_PAGE}::test_images_of_deleted_chats_are_forgotten",
     ),
+    Fault(
+        "every model says that it reads images",
+        "server/served.py",
+        '["text", "image"] if llm.vision else ["text"]',
+        '["text", "image"]',
+        "tests/server/test_images_served.py::test_models_say_what_they_read",
+    ),
+    Fault(
+        "an image is shown with every message",
+        "cli/conversation.py",
+        "**answer}]\n        self.images.clear()",
+        "**answer}]",
+        "tests/cli/test_images.py -k what_was_attached",
+    ),
+    Fault(
+        "an image is attached for a model that reads text",
+        "cli/conversation.py",
+        "        if self.blind:",
+        "        if False:",
+        "tests/cli/test_images.py -k blind_models",
+    ),
+    Fault(
+        "a file of any size is shown",
+        "cli/image_files.py",
+        "    if len(data) > most:",
+        "    if False:",
+        "tests/cli/test_images.py -k large_files",
+    ),
 ]

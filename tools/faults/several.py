@@ -73,10 +73,10 @@ FAULTS = [
         _POOL,
     ),
     Fault(
-        "time in use counts as idle time",
+        "the longest time asked for holds, not the newest",
         "server/pool.py",
-        "if slot.leases or slot.entry.pinned or self._closed or slot.stay == STAY:",
-        "if slot.entry.pinned or self._closed or slot.stay == STAY:",
+        "slot.stay = stay\n",
+        "slot.stay = max(slot.stay, stay)\n",
         _POOL,
     ),
     Fault(
@@ -103,8 +103,8 @@ FAULTS = [
     Fault(
         "a model believes that it is alone in the memory",
         "llm.py",
-        "engine, notes, settings, granted, beside)",
-        "engine, notes, settings, granted)",
+        "weights=self.weights_bytes), parts.beside)",
+        "weights=self.weights_bytes))",
         f"{_SEVERAL}::test_rows_of_all_models_share_the_limit",
     ),
     Fault(
