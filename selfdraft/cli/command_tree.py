@@ -17,7 +17,7 @@ __all__ = ["Argument", "Command", "Kind", "Option", "Value", "command_tree"]
 Kind = Literal["choice", "file", "folder", "model", "text"]
 
 _FOLDERS = ("FOLDER", "DIR")
-_MODELS = ("model", "source")
+_MODELS = ("model", "models", "source")
 _HUB = "ID"  # stands on the Hub alone: nothing on this machine can be offered for it
 
 
@@ -123,7 +123,7 @@ def _value(found: Any) -> Value:
     annotation = found.type_descriptor.annotation
     if get_origin(annotation) is list:
         (annotation,) = get_args(annotation)
-    name = (found.metavar or "").strip() or found.name.upper()
+    name = (found.metavar or "").strip(" [].") or found.name.upper()  # `required` and `many` say the rest
     if get_origin(annotation) is Literal:
         return Value("choice", name, tuple(map(str, get_args(annotation))))
     if found.name in _MODELS and name != _HUB:

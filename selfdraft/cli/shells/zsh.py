@@ -92,7 +92,7 @@ def _value(value: Value) -> str:
 def _action(value: Value) -> str:
     if value.kind == "choice":
         return f"({' '.join(value.choices)})"
-    return {"file": "_files", "folder": "_files -/", "model": "__selfdraft_model", "text": " "}[value.kind]
+    return {"file": "_files", "folder": "_files -/", "model": "__selfdraft_model", "text": "()"}[value.kind]
 
 
 def _escaped(text: str, special: str) -> str:
