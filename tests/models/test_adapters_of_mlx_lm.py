@@ -70,6 +70,6 @@ def test_logits_are_those_of_mlx_lm(folder: Path, kind: str, tmp_path: Path) -> 
     ours = build_model(checkpoint, with_head=False, dtype=mx.float32, adapter=adapter).model
     hidden, _ = ours.forward(TOKENS, [ours.new_state()], keep_steps=False)
     found = ours.logits(hidden)
-    assert largest_difference(expected, before) > 1.0
+    assert largest_difference(expected, before) > 0.5
     assert largest_difference(found, expected) < 2e-3
     assert cosine(found, expected) > 0.999999

@@ -229,6 +229,6 @@ def test_many_rows_are_a_dense_product_on_cuda(monkeypatch: pytest.MonkeyPatch, 
 def test_no_layers_leave_what_came_in() -> None:
     """A head may have none."""
     few = FewTokens([], lambda x: x, lambda x: x)
-    out, left = few([inputs(2)], (), (), [3], 2, mx.float32)
+    out, left = few([inputs(2)], (), (), [3], [0], 2, mx.float32)
     assert mx.array_equal(out, inputs(2))
     assert left == []

@@ -10,10 +10,10 @@ from selfdraft.tray.rates import Counts, Rates, counts
 
 def test_counts_are_read_as_the_server_writes_them() -> None:
     metrics = Metrics()
-    metrics.completion_tokens.inc(40)
-    metrics.draft_tokens.inc(30)
-    metrics.accepted_tokens.inc(21)
-    metrics.accepted_per_position.labels("0").inc(21)  # a name that begins alike
+    metrics.completion_tokens.labels("reference").inc(40)
+    metrics.draft_tokens.labels("reference").inc(30)
+    metrics.accepted_tokens.labels("reference").inc(21)
+    metrics.accepted_per_position.labels("reference", "0").inc(21)  # a name that begins alike
     assert counts(metrics.text().decode()) == Counts(40, 30, 21)
 
 
