@@ -290,6 +290,17 @@ def test_a_port_that_something_else_has(home: Path, light: Command, monkeypatch:
     assert not (home / "state").exists()  # nothing is noted of a server that is not there
 
 
+def test_an_adapter_is_for_the_model_that_is_started(
+    home: Path, light: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for those that settings serve beside it, which it would change as they are loaded."""
+    monkeypatch.setattr(LogFlags, "apply", lambda flags: None)
+    monkeypatch.setenv("SELFDRAFT_MODELS", "small=reference")
+    ended = light("start", "--browser", "--port", "0", "--adapter-path", str(home))
+    assert ended.code == 1
+    assert f"the adapter {home} is for one model, and 2 are given" in ended.err
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_server(home: Path) -> None:
     empty = home / "empty"
     empty.mkdir()
