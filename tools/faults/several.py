@@ -73,6 +73,13 @@ FAULTS = [
         _SEVERAL,
     ),
     Fault(
+        "start talks with the first model instead of the one that was named",
+        "cli/start.py",
+        "served_model(running.url, key, name)",
+        "served_model(running.url, key)",
+        "tests/cli/test_start.py -k further_model",
+    ),
+    Fault(
         "a load that failed is the last one",
         "server/pool.py",
         'except BaseException:\n            slot.state = "unloaded"',
