@@ -115,8 +115,8 @@ FAULTS = [
     Fault(
         "images are large together",
         "server/pictures.py",
-        "pixels += picture.rgb.size // 3",
-        "pixels = picture.rgb.size // 3",
+        "pixels += _pixels(picture)",
+        "pixels = _pixels(picture)",
         _READING,
     ),
     Fault(
