@@ -242,11 +242,6 @@ def serve(*, server: ServeFlags, log: LogFlags, engine: _EngineFlags, group: Gro
     """
     settings = server.settings(engine)
     models = [*filter(None, [engine.model]), *settings.models] or [REFERENCE]
-    if settings.adapter_path is not None and len(models) > 1:
-        raise InvalidRequest(
-            f"the adapter {settings.adapter_path} is for one model, and {len(models)} are given: serve that one alone",
-            param="adapter_path",
-        )
     if group.asked:
         group.launch(sys.argv[1:], models, settings)
     elif backend := started_in_group():
@@ -271,9 +266,16 @@ def serve_models(
         leader: of a group that shares the model, if one does.
 
     Raises:
+        InvalidRequest: an adapter for more than one model.
         SelfdraftError: the address cannot be had; a model is not there; the first cannot be loaded.
     """
     from ..device import choose_blas
+
+    if settings.adapter_path is not None and len(models) > 1:
+        raise InvalidRequest(
+            f"the adapter {settings.adapter_path} is for one model, and {len(models)} are given: serve that one alone",
+            param="adapter_path",
+        )
 
     choose_blas(settings.blas)  # before MLX comes in
     log.apply()

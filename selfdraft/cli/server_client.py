@@ -20,7 +20,7 @@ from urllib.parse import quote, urlsplit
 
 from ..errors import ContextOverflow, InvalidRequest, SelfdraftError
 
-__all__ = ["KeyNeeded", "ServedModel", "Unreachable", "chat_events", "health", "metrics", "served_model"]
+__all__ = ["KeyNeeded", "ServedModel", "Unreachable", "chat_events", "health", "is_served", "metrics", "served_model"]
 
 _SILENCE = 120.0  # seconds; a server that works says something at least every 60
 _LOADING = 900.0  # seconds that a model may take to be loaded
@@ -81,13 +81,25 @@ def served_model(url: str, key: str | None = None, name: str | None = None) -> S
         raise Unreachable(f"what answers at {url} is no server of Selfdraft's") from error
 
 
+def is_served(url: str, key: str | None, name: str) -> bool:
+    """Whether a server answers to a name of a chat model."""
+    try:
+        return any(each["id"] == name for each in _chat_models(url, key))
+    except (SelfdraftError, KeyError, TypeError):
+        return False
+
+
 def _listed(url: str, key: str | None, name: str | None) -> dict[str, Any]:
+    listed = _chat_models(url, key)
+    return next((each for each in listed if each["id"] == name), listed[0])
+
+
+def _chat_models(url: str, key: str | None) -> list[dict[str, Any]]:
+    """What a server lists, but what embeds or ranks, and cannot be talked with."""
     body = _get(url, "/v1/models", key)
     if "error" in body:
         raise SelfdraftError(f"{url}: {body['error']['message']}")
-    # What else is listed embeds or ranks, and cannot be talked with.
-    listed: list[dict[str, Any]] = [each for each in body["data"] if each.get("type", "model") == "model"]
-    return next((each for each in listed if each["id"] == name), listed[0])
+    return [each for each in body["data"] if each.get("type", "model") == "model"]
 
 
 def metrics(url: str, key: str | None = None) -> str:

@@ -168,22 +168,23 @@ def _attach(running: Instance, choice: StartSettings, settings: ServerSettings) 
         SelfdraftError: it has another model, or none.
     """
     from .remote import RemoteConversation
-    from .server_client import served_model
+    from .server_client import is_served, served_model
 
-    if model_id(choice.model) != running.model:
+    key = settings.key()
+    name = None if model_id(choice.model) == running.model else choice.model
+    if name is not None and not is_served(running.url, key, name):
         raise SelfdraftError(
             f"a server runs already at {running.url}, with {running.model} and not {choice.model}: `selfdraft stop` "
             f"ends it; `selfdraft start --model {running.model}` talks with it"
         )
-    dim(f"a server with {running.model} runs already at {running.url}: no second one is started")
+    dim(f"a server with {name or running.model} runs already at {running.url}: no second one is started")
     if choice.surface == "browser":
         if choice.drafting == "off":
             say(f"it keeps its own drafting: set the depth on the page, or {_RESTART}")
         _show_when_ready(running.url).join()
         return
     _wait(running.url)
-    key = settings.key()
-    converse(RemoteConversation(running.url, served_model(running.url, key), _params(choice), key=key))
+    converse(RemoteConversation(running.url, served_model(running.url, key, name), _params(choice), key=key))
 
 
 def _show_when_ready(url: str) -> threading.Thread:

@@ -41,7 +41,7 @@ class Link:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(LOST)
         self._socket = connection
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # collecting garbage may send, too, in the middle of a message
         self._received = b""
         self._closed = threading.Event()
         self._reader = threading.Thread()
@@ -157,9 +157,9 @@ def accept(listener: socket.socket, secret: str, others: int) -> dict[int, tuple
         link = Link(connection, host)
         try:
             presented, hello = link.receive()
-        except (SelfdraftError, ValueError):
+        except (SelfdraftError, ValueError, TypeError, RecursionError):
             presented, hello = "", {}
-        if not secrets.compare_digest(str(presented), secret):
+        if not secrets.compare_digest(str(presented).encode("utf-8", "replace"), secret.encode()):
             link.close()  # whoever it was, it is none of the ranks
             continue
         link.name, link.host = f"rank {hello['rank']}", str(hello["host"])

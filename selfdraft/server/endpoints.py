@@ -54,7 +54,7 @@ class Endpoint(ABC):
             try:
                 if not await unless_gone(request, work.has_model(keepalive if asked.stream else None)):
                     return EventStream(self._late(work, job, asked, envelope, keepalive), work.close)
-                running = await work.begin(lambda service: self.start(job, service))
+                running = await unless_gone(request, work.begin(lambda service: self.start(job, service)))
                 if asked.stream:
                     encoder = self.encoder(asked, envelope, running.prompt_tokens)
                     return EventStream(_blocks(encoder, running, keepalive), work.close)

@@ -8,17 +8,21 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from ..errors import ImageTooLarge, InvalidRequest
 from ..images import MEGAPIXEL, Picture, read_picture
 from .config import ServerSettings
 from .dialects.limits import at_most
+from .errors import QueueFull
 from .jobs import ChatJob, ImageSource
 from .remote_images import Fetcher
 
 __all__ = ["Pictures"]
 
 _AT_ONCE = 2  # images that are read, of all requests: one in the making takes several times its pixels
+_TOGETHER = 4  # times the most pixels of one request, that all may hold at once
+_RETRY = 5.0  # seconds
 _SHOWN = 60  # characters of a URL that a message quotes
 
 
@@ -35,6 +39,7 @@ class Pictures:
         self._limits = settings.image_limits()
         self._fetcher = (fetcher or Fetcher(self._limits.bytes)) if settings.remote_images else None
         self._places = asyncio.Semaphore(_AT_ONCE)
+        self._held: WeakValueDictionary[int, Picture] = WeakValueDictionary()  # as long as any request has them
 
     async def read(self, job: ChatJob, *, blind: str) -> ChatJob:
         """The job with a `Picture` in the place of every `ImageSource`.
@@ -45,6 +50,7 @@ class Pictures:
         Raises:
             InvalidRequest: an image and a model that reads none; one that cannot be had or read.
             RequestTooLarge, ImageTooLarge: too many, or too large.
+            QueueFull: other requests hold as many pixels as the server may.
         """
         sources = [part["image"] for message in job.messages for part in _parts(message) if _is_image(part)]
         if not sources:
@@ -62,12 +68,24 @@ class Pictures:
             parts = _parts(message)
             for n, part in enumerate(parts):
                 if _is_image(part):
+                    self._check_room()
                     picture = await self._picture(part["image"])
-                    pixels += picture.rgb.size // 3
+                    self._held[id(picture)] = picture
+                    pixels += _pixels(picture)
                     self._check_together(part["image"], pixels)
                     parts[n] = {**part, "image": picture}
             messages.append({**message, "content": parts} if parts else message)
         return replace(job, messages=messages)
+
+    def _check_room(self) -> None:
+        """Whether another image may be read: requests that wait hold their images, and a small file has many pixels."""
+        most = _TOGETHER * self._settings.max_request_pixels
+        if sum(map(_pixels, list(self._held.values()))) >= most * MEGAPIXEL:
+            raise QueueFull(
+                f"the images of requests that run or wait have {most} megapixels, the most that are held; try again "
+                "later",
+                retry_after=_RETRY,
+            )
 
     def _check_together(self, source: ImageSource, pixels: int) -> None:
         most = self._settings.max_request_pixels
@@ -110,6 +128,10 @@ def _embedded(url: str) -> bytes:
         return base64.b64decode("".join(data.split()), validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidRequest(f"its base64 is damaged ({error}): send the whole image") from error
+
+
+def _pixels(picture: Picture) -> int:
+    return picture.rgb.size // 3
 
 
 def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -134,6 +134,9 @@ class Pool:
         idle_ttl: seconds without a lease after which a thing is unloaded, unless `use` names others.
         most_waiting: how many may wait for things that are not there.
         patience: seconds that a load waits for the end of leases on what must give way to it.
+
+    Attributes:
+        beside: another pool on the same memory: what is idle there gives way, too.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class Pool:
         most_waiting: int = 64,
         patience: float = _PATIENCE,
     ) -> None:
+        self.beside: Pool | None = None
         self._free = free
         self._most_loaded = most_loaded or STAY
         self._idle_ttl = idle_ttl
@@ -366,6 +370,7 @@ class Pool:
         end = time.monotonic() + self._patience
         try:
             while slot.wanted and not self._closed:
+                await self._have_room_beside(slot)
                 await self._moving.acquire()
                 try:
                     in_the_way = self._in_the_way(slot)
@@ -384,6 +389,36 @@ class Pool:
         finally:
             for each in self._slots.values():
                 each.leaving = False
+
+    async def _have_room_beside(self, slot: _Slot) -> None:
+        """Have idle things of the other pool give way, where those of this one are too few and both are enough.
+
+        Not while `_moving` is held: the other pool may be about to ask the same of this one.
+        """
+        if self.beside is None:
+            return
+        own = [each for each in self._slots.values() if each.state == "loaded" and not each.entry.pinned]
+        lacking = slot.size - self._free()
+        least = lacking - sum(each.held for each in own)
+        if least <= sum(each.held for each in self.beside._idle):
+            await self.beside._give_way(lacking - sum(each.held for each in own if not each.leases))
+
+    async def _give_way(self, lacking: int) -> None:
+        """Unload what is idle until so many bytes are there."""
+        if lacking <= 0:
+            return
+        async with self._moving:
+            while lacking > 0 and (idle := self._idle):
+                lacking -= idle[0].held
+                await self._unload(idle[0])
+
+    @property
+    def _idle(self) -> list[_Slot]:
+        """What nobody uses, the least recently used first."""
+        loaded = [each for each in self._slots.values() if each.state == "loaded"]
+        return sorted(
+            (each for each in loaded if not each.leases and not each.entry.pinned), key=lambda each: each.used
+        )
 
     async def _await_change(self, slot: _Slot, busy: Sequence[_Slot], end: float) -> None:
         """Wait for the end of a lease on one of the busy ones."""

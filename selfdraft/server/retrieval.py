@@ -90,6 +90,7 @@ def retrieval_of(settings: ServerSettings, chat: ServedModels) -> Retrieval:
         most_waiting=waiting,
     )
     chat.others = pool.held
+    chat.pool.beside, pool.beside = pool, chat.pool
     chat.registry.silent = tuple(named.name for named in models)
     return Retrieval(models, chat.registry.names, pool, waiting, RetrievalMetrics(chat.metrics.registry))
 

@@ -57,4 +57,6 @@ class Answers:
 
     def close(self) -> None:
         """Give up what is not finished: nobody reads any more."""
-        self._service.cancel(self._tickets)
+        # The trace of a cancelled reader keeps this object until garbage is collected, but not prompts and images.
+        tickets, self._tickets, self._writers = self._tickets, (), ()
+        self._service.cancel(tickets)

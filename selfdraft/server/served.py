@@ -197,11 +197,11 @@ class ServedModels:
     def memory_figures(self) -> dict[str, int]:
         """Bytes that all models may use, that the weights take, and that the answers which run may come to hold."""
         holdings = [service.holdings for service in self.services]
-        promised = {"promised_to_rows": sum(each.rows for each in holdings)}
-        if not holdings:
-            return promised
-        budget = max(service.budget for service in self.services)
-        return {"budget": budget, "weights": sum(each.weights for each in holdings), **promised}
+        figures = {
+            "weights": sum(each.weights for each in holdings),
+            "promised_to_rows": sum(each.rows for each in holdings),
+        }
+        return {"budget": max(service.budget for service in self.services), **figures} if holdings else figures
 
     def limits(self, name: str) -> dict[str, Any]:
         """A model's context, longest answer and depth, and whether it sees; empty as long as it was never loaded."""

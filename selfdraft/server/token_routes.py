@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Query, Request
 
@@ -112,11 +112,11 @@ def _add_detokenize(app: FastAPI, models: ServedModels) -> None:
 
 
 async def _with_model(
-    models: ServedModels, request: Request, name: str | None, work: Callable[[EngineService], Awaitable[T]]
+    models: ServedModels, request: Request, name: str | None, work: Callable[[EngineService], Coroutine[Any, Any, T]]
 ) -> T:
     """What work with a model comes to, which is loaded if it is not."""
     with await unless_gone(request, models.use(name)) as service:
-        return await work(service)
+        return await unless_gone(request, work(service))
 
 
 def _bare(llm: LLM, asked: TokenizeRequest) -> list[int]:

@@ -31,8 +31,10 @@ from selfdraft.errors import ContextOverflow, InvalidRequest
 from selfdraft.llm import LLM
 from selfdraft.params import SamplingParams
 from selfdraft.server import instance as instances
+from selfdraft.server import served
 from selfdraft.server.config import load_server_settings
 from selfdraft.server.instance import noted
+from selfdraft.server.registry import Given
 from selfdraft.settings import load_settings
 from selfdraft.source import REFERENCE
 from tests.server.conftest import Running, running, within
@@ -290,6 +292,17 @@ def test_a_port_that_something_else_has(home: Path, light: Command, monkeypatch:
     assert not (home / "state").exists()  # nothing is noted of a server that is not there
 
 
+def test_an_adapter_is_for_the_model_that_is_started(
+    home: Path, light: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not for those that settings serve beside it, which it would change as they are loaded."""
+    monkeypatch.setattr(LogFlags, "apply", lambda flags: None)
+    monkeypatch.setenv("SELFDRAFT_MODELS", "small=reference")
+    ended = light("start", "--browser", "--port", "0", "--adapter-path", str(home))
+    assert ended.code == 1
+    assert f"the adapter {home} is for one model, and 2 are given" in ended.err
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_server(home: Path) -> None:
     empty = home / "empty"
     empty.mkdir()
@@ -323,6 +336,19 @@ def test_another_model_than_the_one_that_runs_is_said(home: Path, light: Command
     assert (ended.code, ended.out) == (1, "")
     assert f"with owner/other and not {nano_folder}: `selfdraft stop` ends it" in ended.err
     assert "`selfdraft start --model owner/other` talks with it" in ended.err
+
+
+def test_a_further_model_of_the_one_that_runs_is_talked_with(home: Path, light: Command, nano_folder: Path) -> None:
+    """By its name there, and loaded for it."""
+    models = [
+        served.ServedModel(Given(name, name), lambda: 0, lambda beside: LLM.open("nano", nano_folder, load_settings()))
+        for name in ("first", "further")
+    ]
+    with running(*models) as server, noted("127.0.0.1", server.port, "owner/first"):
+        ended = light("start", "--model", "further", stdin=b"/quit\n")
+        assert (ended.code, server.models.pool.state("further")) == (0, "loaded")
+        assert f"a server with further runs already at {server.url}" in ended.err
+        assert light("start", "--model", str(nano_folder), stdin=b"/quit\n").code == 1
 
 
 def test_a_folder_is_the_same_however_it_is_written(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,55 @@ def test_a_stranger_is_no_rank() -> None:
     found[1][0].send(["welcome"])
     assert rank.receive() == ["welcome"]
     for link in (stranger, rank, found[1][0]):
+        link.close()
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"5\n", b"null\n", b'["\xc3\xa9",{}]\n', b"[[],3]\n", b"\xff\n", b"[" * 200_000 + b"\n"], ids=range(6)
+)
+def test_a_stranger_that_talks_nonsense_is_hung_up_on(nonsense: bytes) -> None:
+    listener, secret = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    with listener, socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(nonsense)
+        rank = call("127.0.0.1", port, secret, {"rank": 1, "host": "b"})
+        found = accept(listener, secret, 1)
+    assert found[1][1]["host"] == "b"
+    for link in (rank, found[1][0]):
+        link.close()
+
+
+def test_garbage_that_is_collected_while_a_message_is_sent_may_send_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = Link(socket.create_connection(listener.getsockname()[:2]), "rank 1")
+        other = Link(listener.accept()[0], "rank 0")
+
+    class Row:
+        """As rows that are part of a circle are: nothing but the collector ends them."""
+
+    row = Row()
+    row.itself = row  # type: ignore[attr-defined]
+    weakref.finalize(row, one.send, ["drop", 1])
+    del row
+
+    class Collecting:
+        """A socket in whose call the collector runs."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self.sock = sock
+
+        def sendall(self, data: bytes) -> None:
+            gc.collect()
+            self.sock.sendall(data)
+
+    real, one._socket = one._socket, Collecting(one._socket)  # type: ignore[assignment]
+    sender = threading.Thread(target=one.send, args=(["forward"],), daemon=True)
+    sender.start()
+    sender.join(10)
+    assert not sender.is_alive()
+    assert sorted([other.receive(), other.receive()]) == [["drop", 1], ["forward"]]
+    one._socket = real
+    for link in (one, other):
         link.close()
 
 

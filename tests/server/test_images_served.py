@@ -3,8 +3,14 @@ answered; and a model that reads text says that it does."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import io
+import json
+import socket
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +23,10 @@ from PIL import Image
 import selfdraft
 from selfdraft.images import Picture, read_picture
 from selfdraft.llm import LLM
+from selfdraft.server.pictures import Pictures
 from tests.support.vision import write_sighted
 
-from .conftest import Running, running
+from .conftest import Running, running, within
 
 KEY = "none"
 
@@ -191,6 +198,53 @@ def test_remote_images_stay_off_the_network_inside(load_sighted: Callable[[], LL
             refused = http.post("/v1/chat/completions", json=body)
             assert refused.status_code == 400
             assert "is not a public one" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_images_are_not_read_for_whoever_is_gone(sighted: Running, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    async def slow(self: Pictures, job: Any, *, blind: str) -> Any:
+        begun.set()
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            given_up.set()
+            raise
+
+    monkeypatch.setattr(Pictures, "read", slow)
+    body = json.dumps({"model": "nano", "messages": chat_messages(png())}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", sighted.port)) as client:
+        client.sendall(head.encode() + body)
+        assert begun.wait(10)
+    assert given_up.wait(5)
+
+
+def test_images_of_answers_that_are_over_are_held_by_nobody(sighted: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the bound on what all requests hold would be reached for good. No collector is needed for it."""
+    held: list[weakref.ref[Picture]] = []
+    read = Pictures.read
+
+    async def watched(self: Pictures, job: Any, *, blind: str) -> Any:
+        done = await read(self, job, blind=blind)
+        held.extend(weakref.ref(part["image"]) for part in done.messages[0]["content"] if part["type"] == "image")
+        return done
+
+    monkeypatch.setattr(Pictures, "read", watched)
+    gc.disable()
+    try:
+        with sighted.client() as http:
+            for more in ({}, {"n": 2}, {"depth": 0}):
+                body = {"model": "nano", "messages": chat_messages(png(len(held))), "max_tokens": 4, **more}
+                http.post("/v1/chat/completions", json=body).raise_for_status()
+            with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True, "max_tokens": 400}) as left:
+                next(left.iter_lines())
+        assert sighted.idle()
+        assert len(held) >= 4
+        assert within(5, lambda: not any(each() for each in held))
+    finally:
+        gc.enable()
 
 
 def test_a_chat_page_is_told(sighted: Running, tmp_path: Path) -> None:

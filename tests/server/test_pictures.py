@@ -21,6 +21,7 @@ from selfdraft.server import pictures as module
 from selfdraft.server.config import load_server_settings
 from selfdraft.server.dialects.failures import describe
 from selfdraft.server.dialects.limits import RequestTooLarge
+from selfdraft.server.errors import QueueFull
 from selfdraft.server.jobs import ChatJob, ImageSource
 from selfdraft.server.pictures import Pictures
 
@@ -216,3 +217,18 @@ def test_the_event_loop_goes_on_while_images_are_read(monkeypatch: pytest.Monkey
 
     assert asyncio.run(run()) < 0.09
     assert most == 2
+
+
+def test_requests_that_wait_hold_images_within_a_bound() -> None:
+    async def scenario() -> None:
+        pictures = Pictures(load_server_settings(max_request_pixels=1))
+        large = job(url(png(1000, 999)))
+        held = [await pictures.read(large, blind="") for _ in range(5)]  # the fifth begins just below the bound
+        with pytest.raises(QueueFull, match="4 megapixels") as refused:
+            await pictures.read(large, blind="")
+        assert describe(refused.value).status == 429
+        held.pop()
+        held.pop()
+        held.append(await pictures.read(large, blind=""))
+
+    asyncio.run(scenario())

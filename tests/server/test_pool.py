@@ -445,3 +445,53 @@ def test_under_load_nothing_is_used_that_is_closed_and_memory_is_kept_to(seed: i
         assert shelf.used == 0
 
     run(scenario())
+
+
+def test_what_is_idle_in_the_pool_beside_gives_way() -> None:
+    async def scenario() -> None:
+        shelf, others = Shelf(a=60, b=90), Shelf(x=30, y=30)
+        pool = Pool(lambda: 100 - pool.held() - beside.held())
+        beside = Pool(lambda: 100 - pool.held() - beside.held())
+        pool.beside, beside.beside = beside, pool
+        for entry in shelf.entries.values():
+            pool.add(entry)
+        for entry in others.entries.values():
+            beside.add(entry)
+        (await beside.use(others.entries["x"])).release()
+        held = await beside.use(others.entries["y"])
+        with pytest.raises(OutOfMemoryBudget):
+            await pool.use(shelf.entries["b"])
+        assert others.closed == []  # y is in use, and x alone would not be enough
+        (await pool.use(shelf.entries["a"])).release()
+        assert others.closed == ["x"]
+        held.release()
+        (await pool.use(shelf.entries["b"])).release()
+        assert (others.closed, shelf.closed) == (["x", "y"], ["a"])
+
+        async def used(pool: Pool, entry: Entry[Thing]) -> None:
+            with suppress(OutOfMemoryBudget), await pool.use(entry):
+                await asyncio.sleep(0)
+
+        turns = [(beside, others.entries["x"]), (pool, shelf.entries["a"]), (beside, others.entries["y"])]
+        await asyncio.gather(*(used(*turn) for turn in 5 * turns))  # each asks the other one: neither waits for ever
+        await pool.close()
+        await beside.close()
+
+    run(scenario())
+
+
+def test_enough_gives_way_beside_and_no_more() -> None:
+    async def scenario() -> None:
+        shelf, others = Shelf(a=60), Shelf(x=30, y=30, z=30)
+        pool = Pool(lambda: 100 - beside.held())
+        beside = others.pool()
+        pool.beside = beside
+        pool.add(shelf.entries["a"])
+        for name in ("y", "x", "z"):
+            (await beside.use(others.entries[name])).release()
+        (await pool.use(shelf.entries["a"])).release()
+        assert others.closed == ["y", "x"]
+        await pool.close()
+        await beside.close()
+
+    run(scenario())

@@ -338,6 +338,21 @@ def test_memory_is_shared_with_chat_models(load_nano: Callable[[], LLM]) -> None
         assert found.models.free() == before - size
 
 
+def test_idle_chat_and_embedding_models_give_way_to_each_other(load_nano: Callable[[], LLM]) -> None:
+    """Under one limit that has room for either: none of them is refused for what nobody uses."""
+    size = plan(FIXTURES / "bert").nbytes
+    weights = load_nano().weights_bytes
+    chat = ServedModel(Given("nano", "nano"), lambda: weights * 8 // 9, lambda beside: load_nano())
+    with running(chat, **embeddings(1), memory_limit=weights + size // 2) as found, found.client() as client:
+        for _ in range(2):
+            answer = client.post("/v1/embeddings", json={"model": "e0", "input": "boat"})
+            assert answer.status_code == 200, answer.text
+            assert client.get("/health").json()["models"] == {"nano": "unloaded", "e0": "loaded"}
+            answer = client.post("/tokenize", json={"model": "nano", "prompt": "boat"})
+            assert answer.status_code == 200, answer.text
+            assert client.get("/health").json()["models"] == {"nano": "loaded", "e0": "unloaded"}
+
+
 def test_a_client_that_goes_frees_its_place(load_nano: Callable[[], LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     gate, forwards = threading.Event(), list[int]()
     plain = encoder.Encoder.hidden

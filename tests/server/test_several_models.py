@@ -305,6 +305,11 @@ def test_an_unloaded_model_gives_its_memory_back(loads: Loads) -> None:
         use(client)
         assert held() <= before + 64 * 1024
         assert mx.get_cache_memory() == 0
+        weights = 'selfdraft_memory_bytes{kind="weights"}'
+        assert f"{weights} 0.0" not in client.get("/metrics").text
+        chat(client, "ada", keep_alive=0)
+        assert within(10, lambda: states(client)["ada"] == "unloaded")
+        assert f"{weights} 0.0" in client.get("/metrics").text
 
 
 def test_warm_prefixes_of_a_model_that_leaves_go_on_when_it_is_back(folders: dict[str, Path], tmp_path: Path) -> None:

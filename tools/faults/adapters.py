@@ -154,4 +154,11 @@ FAULTS = [
         "found = tuning.describe(model)",
         "tests/cli/test_adapter_path.py -k tune",
     ),
+    Fault(
+        "an adapter changes every model that settings serve",
+        "cli/serve.py",
+        "if settings.adapter_path is not None and len(models) > 1:",
+        "if False:",
+        "tests/cli/test_start.py -k an_adapter_is_for",
+    ),
 ]

@@ -92,9 +92,23 @@ FAULTS = [
     Fault(
         "whoever connects is a rank",
         "distributed/channel.py",
-        "if not secrets.compare_digest(str(presented), secret):",
+        'if not secrets.compare_digest(str(presented).encode("utf-8", "replace"), secret.encode()):',
         "if not presented:",
         MEETING,
+    ),
+    Fault(
+        "a stranger that talks nonsense ends rank 0",
+        "distributed/channel.py",
+        "except (SelfdraftError, ValueError, TypeError, RecursionError):",
+        "except (SelfdraftError, ValueError):",
+        f"{MEETING} -k stranger",
+    ),
+    Fault(
+        "garbage that is collected while a message is sent holds rank 0 up for ever",
+        "distributed/channel.py",
+        "threading.RLock()",
+        "threading.Lock()",
+        f"{MEETING} -k garbage",
     ),
     Fault(
         "another model is a part all the same",

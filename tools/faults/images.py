@@ -16,6 +16,34 @@ FAULTS = [
     Fault("a digest forgets the size of the picture", "images.py", 'f"{height}x{width}:".encode()', 'b""', _FILES),
     Fault("pixels of a picture can be changed", "images.py", "kept.flags.writeable = False", "pass", _FILES),
     Fault("an image file has no limit", "images.py", "if len(data) > limits.bytes:", "if False:", _FILES),
+    Fault(
+        "requests that wait hold any number of images",
+        "server/pictures.py",
+        "if sum(map(_pixels, list(self._held.values()))) >= most * MEGAPIXEL:",
+        "if False:",
+        _READING,
+    ),
+    Fault(
+        "images that are gone are still counted",
+        "server/pictures.py",
+        "WeakValueDictionary[int, Picture] = WeakValueDictionary()",
+        "dict[int, Picture] = {}",
+        _READING,
+    ),
+    Fault(
+        "a stream that was left keeps its images",
+        "server/running.py",
+        "tickets, self._tickets, self._writers = self._tickets, (), ()",
+        "tickets = self._tickets",
+        "tests/server/test_images_served.py -k held_by",
+    ),
+    Fault(
+        "images are fetched for whoever is gone",
+        "server/endpoints.py",
+        "await unless_gone(request, work.begin(lambda service: self.start(job, service)))",
+        "await work.begin(lambda service: self.start(job, service))",
+        "tests/server/test_images_served.py -k gone",
+    ),
     Fault("an image has no limit of pixels", "images.py", "if width * height > limits.pixels:", "if False:", _FILES),
     Fault(
         "an image is decoded before its size is looked at",
@@ -87,8 +115,8 @@ FAULTS = [
     Fault(
         "images are large together",
         "server/pictures.py",
-        "pixels += picture.rgb.size // 3",
-        "pixels = picture.rgb.size // 3",
+        "pixels += _pixels(picture)",
+        "pixels = _pixels(picture)",
         _READING,
     ),
     Fault(

@@ -94,7 +94,7 @@ FAULTS = [
     Fault(
         "a client that leaves is decoded for",
         "server/running.py",
-        "self._service.cancel(self._tickets)",
+        "self._service.cancel(tickets)",
         "pass",
         "tests/server/test_server.py tests/server/test_field_reports.py",
     ),
