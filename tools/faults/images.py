@@ -203,6 +203,13 @@ FAULTS = [
         f"{_PAGE}::test_a_model_that_is_not_loaded_is_given_images",
     ),
     Fault(
+        "help names an extra in brackets, which are not shown",
+        "cli/flags.py",
+        "the extra vision is installed",
+        "selfdraft[vision] is installed",
+        "tests/cli/test_help.py -k no_markup",
+    ),
+    Fault(
         "an edited message loses its images",
         "server/page/static/app.js",
         "say(chats.current, text, images);",
