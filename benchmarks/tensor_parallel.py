@@ -95,7 +95,8 @@ def compare(args: argparse.Namespace) -> int:
 def run(command: list[str], limit: float) -> str:
     """Run a part in a session of its own; how it ended."""
     say(f"{' '.join(command)} (at most {limit:.0f} s)")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    found = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(found)}
     process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.PIPE)
     try:
         code = process.wait(max(limit, 1))

@@ -122,8 +122,9 @@ def _opener(data: bytes) -> Callable[[io.BytesIO], ImageFile]:
         from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
     except ImportError as error:
         raise InvalidRequest("reading images needs Pillow: pip install 'selfdraft[vision]'", param="image") from error
+    webp: Callable[[io.BytesIO], ImageFile] = WebPImagePlugin.WebPImageFile
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return WebPImagePlugin.WebPImageFile
+        return webp
     openers: dict[bytes, Callable[[io.BytesIO], ImageFile]] = {
         b"\x89PNG\r\n\x1a\n": PngImagePlugin.PngImageFile,
         b"\xff\xd8\xff": JpegImagePlugin.JpegImageFile,

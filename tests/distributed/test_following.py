@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from selfdraft.distributed.following import Follower
+from selfdraft.distributed.leading import LeadingModel
 from selfdraft.errors import SelfdraftError
+from selfdraft.models.base import looks_ahead
 from tests.support.nano import nano_model
 
 
@@ -55,3 +57,7 @@ def test_what_rank_0_dropped_is_gone(follower: Follower) -> None:
     for number in (1, 2, 3):
         follower.obey(["drop", number])
     assert follower.held == (1, 0)
+
+
+def test_rank_0_starts_no_cycle_that_it_may_drop() -> None:
+    assert not looks_ahead(LeadingModel)  # type: ignore[arg-type]

@@ -216,3 +216,18 @@ def assert_same_state(row: Row, other: Row) -> None:
     for mine, theirs in zip(row.state.recurrent, other.state.recurrent, strict=True):
         assert mx.array_equal(mine.window, theirs.window)
         assert mx.array_equal(mine.memory, theirs.memory)
+
+
+def test_a_model_whose_calls_cannot_be_taken_back_is_waited_for(inner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead = {}
+    for able in (True, False):
+        monkeypatch.setattr(inner, "looks_ahead", able, raising=False)
+        engine = Engine(inner)
+        row = engine.add(request(PROMPT, depth=0, max_tokens=TOKENS))
+        started = []
+        while not row.done:
+            engine.step()
+            started += engine.cycle.rows_ahead
+        ahead[able] = len(started)
+    assert ahead[True] > 0
+    assert ahead[False] == 0

@@ -66,7 +66,14 @@ FAULTS = [
         "distributed/leading.py",
         "looks_ahead = False",
         "looks_ahead = True",
-        f"{RANKS} -k two_ranks",
+        "tests/distributed/test_following.py",
+    ),
+    Fault(
+        "a model is run ahead that cannot take it back",
+        "engine/engine.py",
+        "looks_ahead(self.model) and len(rows)",
+        "len(rows)",
+        "tests/engine/test_running_ahead.py -k taken_back",
     ),
     Fault(
         "other tokens go unnoticed",

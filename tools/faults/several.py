@@ -112,7 +112,7 @@ FAULTS = [
         "sessions/disk/shared.py",
         "if not self._users:",
         "if True:",
-        f"{_SEVERAL}::test_warm_prefixes_of_a_model_that_leaves_go_on_when_it_is_back",
+        "tests/sessions/disk/test_shared.py",
     ),
     Fault(
         "prefixes that are only in memory leave with their model",
