@@ -139,7 +139,7 @@ class EngineFlags:
         Literal["auto", "on", "off"] | None,
         flag(
             "--vision",
-            "Read images: auto: where the checkpoint has a vision tower and selfdraft[vision] is installed; on: refuse "
+            "Read images: auto: where the checkpoint has a vision tower and the extra vision is installed; on: refuse "
             "a model that cannot; off: leave the tower's memory free. Default: $SELFDRAFT_VISION, else auto.",
             _ENGINE,
             "WHEN",

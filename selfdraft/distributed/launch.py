@@ -54,7 +54,7 @@ def run_here(command: Sequence[str], ranks: int, backend: Backend) -> None:
                 process.wait()
     broken = [(rank, code) for rank, code in enumerate(codes) if code]
     if broken and not received:
-        raise _ended(*broken[0])
+        raise _ended(*min(broken, key=lambda each: each[1] > 0))  # if one was killed, the others ended for that
 
 
 def run_on_hosts(command: Sequence[str], hosts: Hosts, backend: Backend, environment: Mapping[str, str]) -> None:

@@ -95,6 +95,12 @@ def test_help_fits_80_columns_and_loses_no_words(command: str) -> None:
     assert "…" not in text
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_no_markup(command: str) -> None:
+    """What stands in brackets is taken for a style and not shown."""
+    assert [option.name for option in options(command) if "[" in option.help] == []
+
+
 def test_flags_are_unset_unless_given() -> None:
     assert SamplingFlags().params() == SamplingParams()
 

@@ -125,6 +125,7 @@ def test_a_rank_that_is_killed_ends_answers_and_the_server(folder: Path, tmp_pat
         assert "rank 1 ended" in message
         assert seconds < 5
         assert group.ended(SOON) == 1
+    assert "rank 1 of the group was ended by signal 9" in group.said[-1]
 
 
 def test_a_rank_that_is_stopped_is_noticed(folder: Path, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class Backend:
         health: status in /health: "ok", "loading" or "failed".
         key: the API key it asks for, if any.
         vision: whether its model reads images.
+        loaded: whether its model is loaded: before, it tells nothing but its name. A chat request loads it.
         held: while true, a ("hold",) step waits.
         asked: bodies of the chat requests.
         cancelled: how many answers the client broke off.
@@ -43,6 +44,7 @@ class Backend:
         self.health = "ok"
         self.key: str | None = None
         self.vision = False
+        self.loaded = True
         self.held = True
         self.asked: list[dict[str, Any]] = []
         self.cancelled = 0
@@ -58,11 +60,11 @@ class Backend:
 
         @app.get("/v1/models")
         async def models(request: Request) -> Response:
-            model = {"id": "nano-mtp", "max_model_len": 4096, "max_output_tokens": 1024, "max_depth": 5}
-            seen = ["text", "image"] if self.vision else ["text"]
-            return self.refusal(request) or JSONResponse(
-                {"data": [{**model, "architecture": {"input_modalities": seen}}]}
-            )
+            model: dict[str, Any] = {"id": "nano-mtp"}
+            if self.loaded:
+                model |= {"max_model_len": 4096, "max_output_tokens": 1024, "max_depth": 5}
+                model["architecture"] = {"input_modalities": ["text", "image"] if self.vision else ["text"]}
+            return self.refusal(request) or JSONResponse({"data": [model]})
 
         @app.post("/v1/chat/completions")
         async def chat(request: Request) -> Response:
@@ -71,6 +73,7 @@ class Backend:
             if refusal:
                 return refusal
             self.asked.append(body)
+            self.loaded = True
             said = said_in(body["messages"][-1]["content"])
             steps = self.scripts.get(said, [("text", f"You said: {said}")])
             if steps[0][0] == "refuse":

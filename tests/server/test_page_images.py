@@ -237,3 +237,16 @@ def test_nothing_is_offered_to_a_model_that_reads_text(browser: Any, files: list
         expect(page.locator("#notice span")).to_have_text("This model reads text only.")
         assert attached(page) == []
         assert all(page.evaluate("window.taken"))  # or the browser would show the file in the page's place
+
+
+@pytest.mark.parametrize("vision", [True, False])
+def test_a_model_that_is_not_loaded_is_given_images(browser: Any, files: list[Path], vision: bool) -> None:
+    """What it reads is not known before; once it is, the page goes by that."""
+    backend = Backend()
+    backend.loaded, backend.vision = False, vision
+    with served(backend.app()) as address, watched(browser, address) as page:
+        expect(page.locator("#attach")).to_be_visible()
+        page.set_input_files("#files", files[0])
+        page.click("#send")
+        answered(page, "You said: [1 images]")
+        expect(page.locator("#attach")).to_be_visible(visible=vision)

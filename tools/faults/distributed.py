@@ -13,6 +13,13 @@ SHARDING = "tests/models/test_sharding.py"
 
 FAULTS = [
     Fault(
+        "a rank that ended for another is named in its place",
+        "distributed/launch.py",
+        "min(broken, key=lambda each: each[1] > 0)",
+        "broken[0]",
+        f"{SERVING} -k rank_that_is_killed",
+    ),
+    Fault(
         "channels of the delta rule cut in one piece",
         "models/block_part.py",
         "    for width in (keys, keys, values):\n",

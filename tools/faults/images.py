@@ -212,9 +212,30 @@ FAULTS = [
     Fault(
         "the page offers images to a model that reads text",
         "server/page/static/app.js",
-        'attachments.allow(Boolean(model?.architecture?.input_modalities?.includes("image")));',
-        "attachments.allow(true);",
+        ' && (!isKnown(chosen) || chosen.architecture.input_modalities.includes("image")));',
+        ");",
         f"{_PAGE}::test_nothing_is_offered_to_a_model_that_reads_text",
+    ),
+    Fault(
+        "the page takes a model that is not loaded for one that reads text",
+        "server/page/static/app.js",
+        "(!isKnown(chosen) || chosen.architecture.input_modalities",
+        "(isKnown(chosen) && chosen.architecture.input_modalities",
+        f"{_PAGE}::test_a_model_that_is_not_loaded_is_given_images",
+    ),
+    Fault(
+        "the page goes on offering images once a model says that it reads text",
+        "server/page/static/app.js",
+        "|| !isKnown(chosen)) lookAtServer(",
+        ") lookAtServer(",
+        f"{_PAGE}::test_a_model_that_is_not_loaded_is_given_images",
+    ),
+    Fault(
+        "help names an extra in brackets, which are not shown",
+        "cli/flags.py",
+        "the extra vision is installed",
+        "selfdraft[vision] is installed",
+        "tests/cli/test_help.py -k no_markup",
     ),
     Fault(
         "an edited message loses its images",

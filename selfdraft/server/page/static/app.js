@@ -18,6 +18,7 @@ const system = byId("system");
 const modelSelect = byId("model");
 const running = new Map(); // chat -> AbortController of its answer
 let phase = "";
+let chosen; // the model that answers, as the server describes it
 
 whenNotKept(() => notify("This browser cannot keep more: its storage is full or off. Deleting chats makes room."));
 const panel = new Panel();
@@ -99,7 +100,7 @@ async function reply(chat) {
   keep(chat);
   refresh();
   await conversation.finish(message);
-  if (message.status === "failed") lookAtServer();
+  if (message.status === "failed" || !isKnown(chosen)) lookAtServer(!isKnown(chosen));
 }
 
 /** Saves a chat that was not deleted meanwhile. */
@@ -142,20 +143,25 @@ function serverChanged({ phase: now, reason, models }) {
 }
 
 function showModels(models) {
-  const chosen = modelSelect.value;
+  const before = modelSelect.value;
   const names = models.map(({ id }) => id).filter(Boolean);
   modelSelect.replaceChildren(...names.map((name) => new Option(name, name)));
-  if (names.includes(chosen)) modelSelect.value = chosen;
+  if (names.includes(before)) modelSelect.value = before;
   modelSelect.hidden = names.length < 2;
   byId("model-name").hidden = names.length > 1;
   byId("model-name").textContent = names[0] ?? "";
   const limits = () => {
-    const model = models.find(({ id }) => id === modelSelect.value);
-    panel.setMaxDepth(model?.max_depth);
-    attachments.allow(Boolean(model?.architecture?.input_modalities?.includes("image")));
+    chosen = models.find(({ id }) => id === modelSelect.value);
+    panel.setMaxDepth(chosen?.max_depth);
+    attachments.allow(Boolean(chosen) && (!isKnown(chosen) || chosen.architecture.input_modalities.includes("image")));
   };
   modelSelect.onchange = limits;
   limits();
+}
+
+/** What a model reads is told once it was loaded; until then it is given what it is sent. */
+function isKnown(model) {
+  return Boolean(model?.architecture);
 }
 
 function toggleTheme() {

@@ -9,16 +9,16 @@ const PHASES = { ok: "ready", loading: "loading", failed: "failed" }; // one tha
 /**
  * Calls `changed({phase, reason, models})` with phase "ready", "loading", "failed" (with a reason) or "gone" whenever
  * that changes, and when the models come to be known: a server with a key tells them only when it has been given.
- * Returns a function that looks now, and with true asks for the key if the models are not known.
+ * Returns a function that looks now, and with true asks for the models anew, and for the key if they need one.
  */
 export function watchServer(changed) {
   let phase = "";
   let models = [];
   let timer = 0;
-  async function look(ask = false) {
+  async function look(anew = false) {
     const now = await currentPhase();
     const isNew = now.phase !== phase;
-    const wanted = now.phase === "ready" && (isNew || (models.length === 0 && (ask || hasKey())));
+    const wanted = now.phase === "ready" && (isNew || anew || (models.length === 0 && hasKey()));
     if (isNew || wanted) {
       models = wanted ? await servedModels() : [];
       phase = now.phase;
