@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-__all__ = ["FORMATS", "ImageLimits", "Picture", "read_picture"]
+__all__ = ["FORMATS", "ImageLimits", "Picture", "in_messages", "read_picture"]
 
 FORMATS = "PNG, JPEG, WebP, GIF or BMP"
 
@@ -114,6 +114,30 @@ def read_picture(data: bytes, limits: ImageLimits = ImageLimits()) -> Picture:
             f"the image is damaged or cut off ({type(error).__name__}: {str(error)[:120]}); send the whole file",
             param="image",
         ) from error
+
+
+def in_messages(messages: Iterable[Any]) -> list[Picture]:
+    """The pictures of a conversation, in order.
+
+    Raises:
+        InvalidRequest: an image part without a `Picture`, or a video.
+    """
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
+    found = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if isinstance(kind, str) and "video" in kind:
+            raise InvalidRequest("videos cannot be read; send single frames of it as images", param="messages")
+        if kind == "image":
+            if not isinstance(part.get("image"), Picture):
+                raise InvalidRequest(
+                    f"an image part holds a Picture, as selfdraft.images.read_picture makes it, not "
+                    f"{type(part.get('image')).__name__}",
+                    param="messages",
+                )
+            found.append(part["image"])
+    return found
 
 
 def _opener(data: bytes) -> Callable[[io.BytesIO], ImageFile]:

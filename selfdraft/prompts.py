@@ -7,13 +7,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidRequest, SelfdraftError
-from .images import Picture
+from .images import Picture, in_messages
 from .sessions import Transcripts
 from .text import ChatTemplate, Tokenizer
-from .vision import PictureInputs, PicturePrompts, in_messages
+
+if TYPE_CHECKING:  # they import MLX, and the server's settings are read before it may come in
+    from .vision import PictureInputs, PicturePrompts
 
 __all__ = ["LOCAL", "Prompted", "Prompts"]
 
@@ -115,7 +117,7 @@ class Prompts:
 
     def recall(self, scope: str, tokens: Sequence[int]) -> None:
         """Take note of a prompt and its answer of long ago, by `Prompted.keys`."""
-        if isinstance(self._pictures, PicturePrompts):
+        if not isinstance(self._pictures, str):
             tokens = self._pictures.tokens(tokens)
         if self._transcripts is not None and self._cuts(tokens[-1]):
             self._transcripts.add(scope, self._tokenizer.decode(tokens, skip_special=False), tokens)

@@ -231,7 +231,14 @@ def test_the_core_knows_no_text_and_no_terminal(part: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "statement", ["import selfdraft", "from selfdraft import load, SamplingParams", "import selfdraft.cli.app"]
+    "statement",
+    [
+        "import selfdraft",
+        "from selfdraft import load, SamplingParams",
+        "import selfdraft.cli.app",
+        "from selfdraft.server.config import load_server_settings",
+        "import selfdraft.server.instance, selfdraft.source, selfdraft.cli.serve, selfdraft.cli.start",
+    ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
     """`load` must be able to choose the BLAS, and `--help` must be quick."""

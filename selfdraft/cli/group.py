@@ -15,7 +15,6 @@ import typer
 
 from ..distributed.environment import BACKENDS, Backend, rank
 from ..distributed.hostfile import read_hosts
-from ..distributed.launch import run_here, run_on_hosts
 from ..errors import InvalidRequest, SelfdraftError
 from .flags import flag, refusal, whole
 from .terminal import dim, say
@@ -75,6 +74,8 @@ class GroupFlags:
             InvalidRequest: this is not for a group.
             SelfdraftError: a host cannot be reached; a rank ended with an error.
         """
+        from ..distributed.launch import run_here, run_on_hosts
+
         _refuse_alone(models, settings)
         command = [sys.executable, "-m", "selfdraft", *_without_flags(arguments)]
         try:

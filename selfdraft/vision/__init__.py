@@ -6,7 +6,7 @@ engine, `pictures.py` what templates and tokenizers see. Knows nothing of image 
 """
 
 from .choice import VisionChoice, VisionSetting, choose_vision, tower_report
-from .pictures import PicturePrompts, in_messages
+from .pictures import PicturePrompts
 from .prompt import PictureInputs
 from .tower import Tower, TowerReport, inspect_tower, load_tower
 
@@ -18,7 +18,6 @@ __all__ = [
     "VisionChoice",
     "VisionSetting",
     "choose_vision",
-    "in_messages",
     "inspect_tower",
     "load_tower",
     "tower_report",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,34 +13,10 @@ from .positions import Place, Places
 from .prompt import PictureInputs
 from .tower import Tower
 
-__all__ = ["PicturePrompts", "in_messages"]
+__all__ = ["PicturePrompts"]
 
 _TEXT_BEHIND = 2  # tokens: the head's first pair of an answer hangs on the last but one
 _MOST_ID = 2**31 - 1
-
-
-def in_messages(messages: Iterable[Any]) -> list[Picture]:
-    """The pictures of a conversation, in order.
-
-    Raises:
-        InvalidRequest: an image part without a `Picture`, or a video.
-    """
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    parts = [part for content in contents if isinstance(content, (list, tuple)) for part in content]
-    found = []
-    for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if isinstance(kind, str) and "video" in kind:
-            raise InvalidRequest("videos cannot be read; send single frames of it as images", param="messages")
-        if kind == "image":
-            if not isinstance(part.get("image"), Picture):
-                raise InvalidRequest(
-                    f"an image part holds a Picture, as selfdraft.images.read_picture makes it, not "
-                    f"{type(part.get('image')).__name__}",
-                    param="messages",
-                )
-            found.append(part["image"])
-    return found
 
 
 class PicturePrompts:

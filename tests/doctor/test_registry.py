@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,7 +88,10 @@ def test_the_command_ends_with_a_report_where_a_package_is_broken(tmp_path: Path
     """A package of that name stands before the real one, and cannot be imported."""
     (tmp_path / broken).mkdir()
     (tmp_path / broken / "__init__.py").write_text("raise ImportError('made for another machine')\n")
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path.cwd()}"}
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]  # nobody has it for now
+    path = f"{tmp_path}{os.pathsep}{Path.cwd()}"
+    environment = {**os.environ, "PYTHONPATH": path, "SELFDRAFT_PORT": str(port)}
     command = [sys.executable, "-m", "selfdraft", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert "Traceback" not in done.stderr

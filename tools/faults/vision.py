@@ -154,4 +154,11 @@ FAULTS = [
         "used += ()",
         f"{LLM} -k it_is_said",
     ),
+    Fault(
+        "MLX comes in before the BLAS is chosen",
+        "prompts.py",
+        "from .images import Picture, in_messages",
+        "from .images import Picture, in_messages\nfrom .vision import PicturePrompts as _",
+        "tests/test_import_rules.py -k heavy",
+    ),
 ]
