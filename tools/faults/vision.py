@@ -121,7 +121,7 @@ FAULTS = [
     ),
     Fault(
         "videos are left to the template",
-        "vision/pictures.py",
+        "images.py",
         'and "video" in kind:',
         'and kind == "film":',
         f"{LLM} -k refused",
