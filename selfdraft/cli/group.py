@@ -22,6 +22,7 @@ from .terminal import dim, say
 if TYPE_CHECKING:
     from ..distributed.group import Group
     from ..distributed.leading import Leader
+    from ..server.config import ServerSettings
     from ..settings import Settings
 
 __all__ = ["GroupFlags", "as_rank"]
@@ -63,7 +64,7 @@ class GroupFlags:
             raise typer.BadParameter("there are no ranks: give --hosts or --ranks, too", param_hint="'--backend'")
         return self.hosts is not None or self.ranks is not None
 
-    def launch(self, arguments: Sequence[str], models: Sequence[str], settings: Settings) -> None:
+    def launch(self, arguments: Sequence[str], models: Sequence[str], settings: ServerSettings) -> None:
         """Start the ranks and wait for them.
 
         Args:
@@ -98,7 +99,7 @@ class GroupFlags:
         run_on_hosts(command, hosts, hosts.backend, given)
 
 
-def _refuse_alone(models: Sequence[str], settings: Settings) -> None:
+def _refuse_alone(models: Sequence[str], settings: ServerSettings) -> None:
     """Refuse what only models in one process have."""
     if len(models) > 1:
         raise InvalidRequest(
@@ -112,6 +113,8 @@ def _refuse_alone(models: Sequence[str], settings: Settings) -> None:
             "leave it out",
             param="adapter_path",
         )
+    if settings.lazy:
+        raise InvalidRequest("ranks have their part of the model from the start: leave --lazy out", param="lazy")
 
 
 def _without_flags(arguments: Sequence[str]) -> list[str]:
@@ -126,7 +129,9 @@ def _without_flags(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def as_rank(backend: Backend, models: Sequence[str], settings: Settings, lead: Callable[[Leader], object]) -> None:
+def as_rank(
+    backend: Backend, models: Sequence[str], settings: ServerSettings, lead: Callable[[Leader], object]
+) -> None:
     """Be one rank: serve on rank 0, follow it on the others. The process ends here.
 
     Threads of a back end wait for ranks that are no more, so none of them is waited for.
@@ -146,7 +151,7 @@ def as_rank(backend: Backend, models: Sequence[str], settings: Settings, lead: C
     os._exit(code)
 
 
-def _run(backend: Backend, models: Sequence[str], settings: Settings, lead: Callable[[Leader], object]) -> None:
+def _run(backend: Backend, models: Sequence[str], settings: ServerSettings, lead: Callable[[Leader], object]) -> None:
     from ..device import choose_blas
     from ..server.registry import Given
 

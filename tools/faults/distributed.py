@@ -138,4 +138,18 @@ FAULTS = [
         "",
         f"{SERVING} -k killed",
     ),
+    Fault(
+        "ranks are started for several models",
+        "cli/group.py",
+        "if len(models) > 1:",
+        "if False:",
+        "tests/cli/test_group.py",
+    ),
+    Fault(
+        "ranks are started with an adapter that they cannot share",
+        "cli/group.py",
+        "if settings.adapter_path is not None:",
+        "if False:",
+        "tests/cli/test_group.py",
+    ),
 ]
