@@ -13,7 +13,7 @@ setup: ## create .venv and install; the command is then .venv/bin/selfdraft
 start: setup ## choose a model once, and talk with it; without a terminal the bundled one answers
 	@.venv/bin/selfdraft start
 
-test: ## all tests that need no more than this machine; under 15 minutes on 2 cores
+test: ## all tests that need no more than this machine; 20 minutes on 2 cores
 	@sh scripts/setup.sh test
 	@sh scripts/setup_models.sh
 	$(PY) -m pytest -n 2 --dist worksteal
