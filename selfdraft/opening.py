@@ -25,7 +25,7 @@ from .sessions import Payload
 from .settings import Settings
 from .stamp import read_stamp
 from .text import ChatTemplate, Tokenizer
-from .vision import VisionChoice, choose_vision
+from .vision import VisionChoice, choose_vision, tower_report
 
 if TYPE_CHECKING:
     from .distributed.leading import Leader
@@ -73,7 +73,8 @@ def open_parts(
     """Load what is in a folder; see `LLM.open`."""
     checkpoint, stamp, tokenizer = classify(folder), read_stamp(folder), Tokenizer.from_folder(folder)
     dtype = _dtype(checkpoint, settings)
-    vision, adapter, weights = _weighed(checkpoint, tokenizer, settings)
+    vision = choose_vision(checkpoint, settings.vision, tokenizer)
+    adapter, weights = _weighed(checkpoint, settings, tower=not vision.reason)
     granted = Allowance.of(weights // (leader.group.size if leader else 1), settings.memory_limit, beside().total)
     granted = leader.meet(facts(checkpoint, dtype), granted) if leader else granted
     granted.enforce()
@@ -121,17 +122,16 @@ def weight_bytes(folder: Path, settings: Settings) -> int:
     Raises:
         CheckpointError: the folder cannot be used.
     """
-    return _weighed(classify(folder), Tokenizer.from_folder(folder), settings)[2]
+    checkpoint = classify(folder)
+    tower = not tower_report(checkpoint, settings.vision).reason  # without a tokenizer, which takes longer to read
+    return _weighed(checkpoint, settings, tower=tower)[1]
 
 
-def _weighed(
-    checkpoint: Checkpoint, tokenizer: Tokenizer, settings: Settings
-) -> tuple[VisionChoice, Adapter | None, int]:
-    """What is loaded beside trunk and head, and bytes of all weights."""
-    vision = choose_vision(checkpoint, settings.vision, tokenizer)
+def _weighed(checkpoint: Checkpoint, settings: Settings, *, tower: bool) -> tuple[Adapter | None, int]:
+    """The adapter, and bytes of all weights."""
     adapter = read_adapter(settings.adapter_path, checkpoint) if settings.adapter_path else None
-    weights = checkpoint.weight_bytes(_dtype(checkpoint, settings), tower=not vision.reason)
-    return vision, adapter, weights + (adapter.nbytes if adapter else 0)
+    weights = checkpoint.weight_bytes(_dtype(checkpoint, settings), tower=tower)
+    return adapter, weights + (adapter.nbytes if adapter else 0)
 
 
 def _dtype(checkpoint: Checkpoint, settings: Settings) -> mx.Dtype | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, get_args
 
 from .choices import Choices, Mode
@@ -87,10 +88,7 @@ def menu(
 
 def _models(chosen: Choices, models: Sequence[str] | None, actions: Actions) -> list[Entry]:
     names = list(dict.fromkeys([*(models or ())[:_MOST_MODELS], chosen.model]))
-    entries = [
-        Entry(_short(name), lambda name=name: actions.choose_model(name), checked=name == chosen.model)  # type: ignore[misc]
-        for name in names
-    ]
+    entries = [Entry(_short(name), partial(actions.choose_model, name), checked=name == chosen.model) for name in names]
     if models is None:
         entries.append(Entry("looking for others ..."))
     elif len(models) > _MOST_MODELS:
@@ -102,7 +100,7 @@ def _modes(chosen: Choices, modes: Sequence[Mode], actions: Actions) -> list[Ent
     return [
         Entry(
             mode,
-            (lambda mode=mode: actions.choose_mode(mode)) if mode in modes else None,  # type: ignore[misc]
+            partial(actions.choose_mode, mode) if mode in modes else None,
             checked=mode == chosen.mode,
         )
         for mode in get_args(Mode)
